@@ -335,6 +335,20 @@ def assert_refused_alike(folder, message):
     assert said <= set(blockformer.verify(ours).problems["weights"])
 
 
+def test_verify_takes_a_repo_whose_source_had_damaged_notes(tmp_path):
+    """Trainer writes a loss that is NaN into JSON files as it is."""
+    official_folder(tmp_path / "src", "llama")
+    notes = {"eval_results.json": '{"eval_loss": NaN}', "notes.json": "{", "empty.json": ""}
+    for name, text in notes.items():
+        (tmp_path / "src" / name).write_text(text)
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    export_folder(tmp_path / "ours", tmp_path / "exported")
+    for folder in ("ours", "exported"):
+        assert blockformer.verify(tmp_path / folder).is_ok
+        convert(tmp_path / folder, tmp_path / f"{folder}-back", to_official=True, verify=False)
+        assert {name: (tmp_path / f"{folder}-back" / name).read_text() for name in notes} == notes
+
+
 def test_an_empty_quantization_config_of_ours_is_none(tmp_path):
     model = official_folder(tmp_path / "src", "llama")
     convert(tmp_path / "src", tmp_path / "ours", verify=False)

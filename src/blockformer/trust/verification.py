@@ -25,7 +25,7 @@ from blockformer.conversion.files.named_code import (
     loads_code,
 )
 from blockformer.conversion.files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
-from blockformer.conversion.files.side_files import digest
+from blockformer.conversion.files.side_files import STORE, digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
 from blockformer.conversion.model_tensors import unread_pooler
 from blockformer.conversion.options import WEIGHT_CHOICES, check_reading, for_the_hub
@@ -259,15 +259,15 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
     for name in sorted(names):
         if name.endswith(".jinja"):
             _check_template(name, (folder / name).read_text(encoding="utf-8", errors="replace"), found)
-        if not name.endswith(".json") or PurePosixPath(name).name in LARGE_JSON:
-            continue
+        if not name.endswith(".json") or PurePosixPath(name).name in LARGE_JSON or name.startswith(f"{STORE}/"):
+            continue  # from `STORE` nothing is loaded, and what it has of a source may be damaged
         try:
             content = read_json_value(folder / name)
         except CheckpointError as error:
             found.add("settings", str(error))
             continue
         if name.startswith(RECORD):
-            continue  # which nothing is loaded from
+            continue
         for key, value in entries_in(content):
             if name == "config.json" and key == "auto_map" and value is content.get("auto_map"):
                 unknown = names if found.release is None else set()
