@@ -272,13 +272,16 @@ def return_side_files(
     own = {name for name in written if name in names and digest(checkpoint.member(name)) == written[name]}
     done = {"config.json", TOKENIZER_CONFIG, MARK, *own}
     for name in sorted(name for name in names - done if not name.startswith(MADE_BY_US)):
-        path, problem = checkpoint.folder / name, of_sentences.problem
+        path, problem = checkpoint.path(name), of_sentences.problem
         is_read = name in of_sentences.names and is_of_module(name) and not problem
         is_text = is_note(name, path) and not (problem and name in (*of_sentences.names, *SENTENCE_FILES))
         if not (stays(name) or is_read or is_text) or not _is_regular(path):
             continue
         if PurePosixPath(name).name == MODULE_PICKLE:
             _carry_pickle(checkpoint, name, target, result)
+        elif name in of_sentences.places and not problem:
+            (target / name).write_text(json_text(of_sentences.places[name]), encoding="utf-8")
+            result.written[name] = digest(target / name)
         else:
             _copy(checkpoint, name, target / name)
             result.carried.append(name)

@@ -380,6 +380,24 @@ def test_what_is_added_to_a_repo_whose_model_had_a_folder_goes_back_to_its_place
     ]
 
 
+def test_a_repo_of_ours_that_lies_in_a_folder(tmp_path, source):
+    """As older releases of sentence-transformers save one."""
+    ours = tmp_path / "ours"
+    convert(source, ours, verify=False)
+    (ours / INNER).mkdir()
+    for path in list(ours.iterdir()):
+        if path.name not in (INNER, "1_Pooling", "2_Dense", "modules.json", "config_sentence_transformers.json"):
+            path.rename(ours / INNER / path.name)
+    edit_modules(ours, 0, path=INNER)
+    export_folder(ours, tmp_path / "dst")
+    assert blockformer.verify(tmp_path / "dst").is_ok
+    convert(ours, tmp_path / "dst-back", to_official=True, verify="quick")
+    assert_opened_alike(tmp_path, sentence_transformers.SentenceTransformer)
+    with torch.no_grad():
+        ids = torch.arange(4, 12)[None]
+        assert_close(blockformer.from_official(ours)(ids)[0], official("Bert")(ids)[0])
+
+
 def test_a_router_whose_model_is_in_a_folder(tmp_path, source):
     into_a_folder(source, router=True)
     kinds = ("base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling")
