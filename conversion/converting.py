@@ -16,9 +16,10 @@ from blockformer.publishing import copy_code, write_card
 
 from .arguments import check_conversion, find_source, verification
 from .errors import listed, shown
-from .files.checkpoint import Checkpoint, nonfinite, read_config
+from .files.checkpoint import Checkpoint, is_ours, nonfinite, read_config
 from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
+from .files.model_place import put_into_its_folder
 from .files.names import WEIGHTS
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
@@ -31,9 +32,10 @@ from .offload import check_device_map, removed_on_failure, written_weights
 from .options import Reading, sorted_options
 from .origin import ORIGIN
 from .other_entries import note_on_unused
-from .plan import Plan, is_ours, parse_dtype, plan_in, plan_out
+from .plan import Plan, parse_dtype, plan_out
 from .progress import Progress, silent
 from .release_code import release_code
+from .remedies import plan_official
 from .report import ConversionReport
 from .rules.table import check_tied
 from .storage.awq import low_bit_weights, without
@@ -115,7 +117,7 @@ def convert(
         if to_official:
             plan = plan_out(checkpoint, family, cast)
         else:
-            plan = plan_in(checkpoint, family, cast, dequantize is not None)
+            plan = plan_official(checkpoint, family, cast, dequantize is not None)
         report = _report_on(plan, checkpoint, place.title(src), Path(dst), notes)
         with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as folder:
             _check_tied(checkpoint, plan)
@@ -132,6 +134,8 @@ def convert(
                 quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
                 _compare(plan, place, folder, report, side, report_progress, quick)
             report.has_tokenizer = plan.family.is_file or has_tokenizer(place.path)
+            if inner := plan.files.get("inner"):
+                put_into_its_folder(folder, inner, plan.files.get("around", ()))
             if not to_official:
                 _write_card(folder, plan, checkpoint, place.hub_id, report)
             report_progress("putting the folder into place", 0, 0)
@@ -273,7 +277,7 @@ def from_official(
         if is_ours(entries):
             return load_ours(place, entries, cast, fields, **loading)
     with memory_errors(), opened(place) as (checkpoint, notes):
-        plan = plan_in(checkpoint, family, cast)
+        plan = plan_official(checkpoint, family, cast)
         target = with_fields(plan.target_config, fields)
         notes += [*plan.notes, *dtype_note(target, plan.dtype)]
         notes += plan.family.unused_note(checkpoint.config, only_misspelt=True)
@@ -373,7 +377,7 @@ def _rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = 
 
 
 def _write_card(folder: Path, plan: Plan, checkpoint: Checkpoint, hub_id: str | None, report: ConversionReport) -> None:
-    source = checkpoint.folder
+    source = checkpoint.around or checkpoint.folder
     kind = "file" if plan.family.is_file else "folder"
     name = f"`{hub_id}`" if hub_id else f"the {kind} `{source.resolve().name}`"
     low = " The linear maps of its layers keep their 4-bit weights; no other package is needed to run them."

@@ -1,6 +1,6 @@
 """Errors of conversion, and safe ways to show names that come from files."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 LISTED = 20
 """Entries of one kind that an error message lists; the rest are only counted."""
@@ -18,6 +18,18 @@ class ConversionError(ValueError):
 
 class CheckpointError(ConversionError):
     """The files of a checkpoint are damaged, hostile, incomplete, or changed while being read."""
+
+
+class MisfitError(ConversionError):
+    """The tensors of a checkpoint are not those of the model that `config.json` describes.
+
+    Attributes:
+        shapes: of tensors with the wrong one: the file's, and the model's.
+    """
+
+    def __init__(self, message: str, shapes: Iterable[tuple[Sequence[int], Sequence[int]]] = ()):
+        super().__init__(message)
+        self.shapes = tuple(shapes)
 
 
 _UNSAFE = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)}

@@ -7,10 +7,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockformer.publishing import copy_code, full_auto_map, signing, write_card
+from blockformer.publishing import copy_code, signing, write_card
 
 from .arguments import check_conversion
-from .errors import ConversionError, shown
+from .errors import ConversionError
+from .files.checkpoint import is_ours
 from .files.front_matter import front_matter
 from .files.json_files import json_text, read_json
 from .files.new_repo import new_repo
@@ -25,13 +26,13 @@ from .origin import ORIGIN
 from .plan import (
     architecture_of,
     bytes_by_dtype,
-    is_ours,
     our_config,
 )
 from .progress import Progress, silent
 from .release_code import release_code
 from .report import ConversionReport
 from .rules.table import check_tied
+from .storage.quantized import refuse_quantized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,13 +78,9 @@ def export_folder(
     with memory_errors(), opened(place) as (checkpoint, notes):
         if not is_ours(checkpoint.config):
             raise ConversionError(f"{folder}: not a model of Blockformer; `blockformer convert` makes a repo of it")
+        refuse_quantized(checkpoint.config, checkpoint.tensors)
         config = our_config(checkpoint.config)
-        architecture = architecture_of(config)
-        if architecture not in {target.rpartition(".")[2] for target in full_auto_map(config).values()}:
-            raise ConversionError(
-                f"{folder}: config.json: architectures names {shown(architecture)}, which is not one of our classes"
-            )
-        model_class = getattr(blockformer, architecture)
+        model_class = getattr(blockformer, architecture_of(config))
         shapes, tied, parameters = expected_tensors(model_class, config)
         pooler = unread_pooler(model_class, config)
         shapes |= pooler
@@ -95,7 +92,7 @@ def export_folder(
         sizes = bytes_by_dtype(groups)
         report.tensors, report.nbytes = len(groups), sum(sizes.values())
         report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
-        with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
+        with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as temporary:
             check_tied(lambda name: checkpoint.parts(names[name]), stored_pairs(tied, groups))
             report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, report_progress)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")

@@ -19,6 +19,7 @@ from .files.repo import opened
 from .files.sources import Source
 from .options import OPTIONS, OWN, OptionError, nearest
 from .plan import architecture_of, our_config, parse_dtype
+from .storage.quantized import check_plain
 
 OF_EVERY_CONFIG = (
     "chunk_size_feed_forward", "id2label", "label2id", "num_labels", "output_attentions", "output_hidden_states",
@@ -50,6 +51,7 @@ def load_ours(
 
     config = our_config(entries)
     with opened(place) as (checkpoint, notes):  # checks all headers, and that nothing leads out of the folder
+        check_plain(entries, checkpoint.tensors)
         notes += [] if dtype else dtype_note(config, dtype_of_file(checkpoint))
     for note in notes:
         warnings.warn(f"{place.path}: {note}", stacklevel=3)

@@ -8,6 +8,7 @@ from .errors import ConversionError, shown
 from .families.registry import FAMILIES, Family
 from .files.checkpoint import Checkpoint
 from .files.json_files import json_text, read_json
+from .files.names import is_inner
 from .storage.variant import CheckpointVariant
 
 ORIGIN = "conversion.json"
@@ -83,6 +84,8 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
     if not isinstance(files, dict) or not all(_is_names(files.get(each, [])) for each in ("stored", "pickled")):
         raise damaged
     if not all(isinstance(files.get(each, {}), dict) for each in ("written", "left_out")):
+        raise damaged
+    if not (is_inner(files.get("inner", "")) and _is_names(files.get("around", []))):
         raise damaged
     return Origin(FAMILIES[name], official, earlier, list(unused or []), files)
 

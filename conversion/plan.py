@@ -11,13 +11,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.declared_fields import other_entries
 from blockformer.on_import import CONFIGS
-from blockformer.publishing.repo_code import ABOUT_THE_FILE
+from blockformer.publishing.repo_code import ABOUT_THE_FILE, full_auto_map
 
 from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
+from .families.architectures import FSDP
 from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
 from .families.registry import Family, family_by_name, family_for, family_of
-from .files.checkpoint import NEVER_FOLLOWED, Checkpoint
+from .files.checkpoint import NEVER_FOLLOWED, Checkpoint, is_ours
 from .files.json_files import json_text
 from .files.unused_tensors import unused_groups
 from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
@@ -28,11 +29,9 @@ from .rules.operations import Shape
 from .rules.patterns import matching
 from .rules.table import Group, HasHeader, RuleTable, Target
 from .storage import awq, fp8
-from .storage.quantized import check_plain, without_empty
+from .storage.quantized import check_plain, refuse_quantized, without_empty
 from .storage.spelling import Spellings, todays_names
 from .storage.variant import CheckpointVariant
-
-OURS = "blockformer_"
 
 
 @dataclass
@@ -202,6 +201,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
             f"{checkpoint.folder}: is not in Blockformer's layout; an official layout needs no way back: leave out "
             "to_official=True"
         )
+    refuse_quantized(checkpoint.config, checkpoint.tensors)
     config = our_config(checkpoint.config)
     origin = read_origin(checkpoint)
     if family_name is not None:
@@ -323,23 +323,35 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
     kept = {name: value for name, value in without_empty(entries).items() if name not in NEVER_FOLLOWED}
     try:
         check_blocks(entries.get("blocks"), "")
-        return getattr(blockformer, CONFIGS[model_type])(**copy.deepcopy(kept))
+        config = getattr(blockformer, CONFIGS[model_type])(**copy.deepcopy(kept))
     except (ValueError, TypeError) as error:
         raise ConversionError(f"config.json: {error}") from error
+    if config.architectures:
+        config.architectures = [architecture_of(config)]
+    return config
 
 
 def architecture_of(config: PretrainedConfig) -> str:
-    """The model class that a config names; if it names none, the writing or basic model of its topology."""
-    if config.architectures:
-        return config.architectures[0]
+    """The model class that a config names; if it names none, the writing or basic model of its topology.
+
+    Raises:
+        ConversionError: it names a class that is not one of its topology.
+    """
     classes = type(config).auto_classes
     kinds = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel")
-    return next(classes[kind] for kind in kinds if kind in classes).rpartition(".")[2]
-
-
-def is_ours(entries: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is in our layout."""
-    return str(entries.get("model_type", "")).startswith(OURS)
+    usual = next(classes[kind] for kind in kinds if kind in classes).rpartition(".")[2]
+    if not config.architectures:
+        return usual
+    known = {target.rpartition(".")[2] for target in full_auto_map(config).values()}
+    name = str(config.architectures[0])
+    if name not in known and (inner := name.removeprefix(FSDP)) in known:
+        return inner
+    if name not in known:
+        raise ConversionError(
+            f"config.json: architectures names {shown(name)}, which is not a model of Blockformer for "
+            f'{type(config).__name__}; write the class of these weights, such as "architectures": ["{usual}"]'
+        )
+    return name
 
 
 def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -98,8 +98,7 @@ def convert_reshaped(
         **reading,
     )
     place = locate(src, **reading)
-    folder, hub_id = place.path, place.hub_id
-    refuse_adapters(folder)
+    refuse_adapters(place.path)
     report_progress("loading the model", 0, 0)
     with memory_errors(), opened(place) as (checkpoint, notes):
         model, said = _loaded(place, family, dtype)
@@ -113,7 +112,7 @@ def convert_reshaped(
         report = ConversionReport(place.title(src), Path(dst), "", False, notes=notes)
         report.tensors, report.dtypes = len(reshaped.state_dict()), [str(reshaped.dtype).removeprefix("torch.")]
         report.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in reshaped.parameters())
-        with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
+        with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as temporary:
             report_progress("writing", 0, 0)
             reshaped.save_pretrained(temporary, max_shard_size=max_shard_size)
             if FILE in place.names:
@@ -122,12 +121,12 @@ def convert_reshaped(
             name_the_rest(checkpoint, place.names, temporary, side)
             report.notes += [*side.notes, *side.lines]
             report.left_out = side.left_out
-            done = what_was_done(shape)
+            done, name = what_was_done(shape), place.hub_id or (place.around or place.path).name
             write_card(
                 temporary,
                 reshaped.config,
-                origin=f"Made of `{hub_id or folder.name}`: Blockformer {done}. **The model needs training.**",
-                base_model=hub_id,
+                origin=f"Made of `{name}`: Blockformer {done}. **The model needs training.**",
+                base_model=place.hub_id,
                 front=front_matter(checkpoint),
                 parity="Not compared: the shape changes what is computed.",
                 parameters=reshaped.num_parameters(),

@@ -19,11 +19,11 @@ from blockformer.model.latent_attention import OF_LATENTS
 
 from .errors import ConversionError
 from .families.registry import family_of
-from .files.checkpoint import Checkpoint, read_config
+from .files.checkpoint import Checkpoint, is_ours, read_config
 from .files.sources import HUB_ID, has_weights, locate
 from .guessing import missing_type
 from .options import WEIGHT_CHOICES, Reading, check_reading, refuse_given
-from .plan import architecture_of, is_ours, our_config
+from .plan import architecture_of, our_config
 from .storage import fp8
 from .storage.awq import PARTS
 

@@ -10,7 +10,9 @@ from typing import Any
 from ..errors import ConversionError, shown
 from .head import Head
 
-BEFORE = ("FSDP", "TF", "Flax")
+FSDP = "FSDP"
+"""What it puts before the name of a class."""
+BEFORE = (FSDP, "TF", "Flax")
 """What may stand before the name of a class whose weights are the class's own."""
 WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "PeftModel")
 """Beginnings of the names of classes that only contain a model."""

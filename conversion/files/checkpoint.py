@@ -24,7 +24,7 @@ from blockformer.publishing.earlier_names import todays
 from ..errors import CheckpointError, listed, shown
 from . import pickled
 from .json_files import read_json
-from .model_place import model_elsewhere
+from .model_place import AROUND, model_elsewhere
 from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
 from .regular import open_regular
 from .safetensors_io import (
@@ -45,6 +45,8 @@ LAYERS = (
     "num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
 )  # fmt: skip
 """The names families use for the number of layers."""
+OURS = "blockformer_"
+"""The beginning of our model types."""
 MANY_LABELS = 10_000
 """Labels that a config may name even if no tensor has that many rows."""
 Identity = tuple[int, int, int]
@@ -62,6 +64,11 @@ NEVER_FOLLOWED = (
 """Config entries that can name code to load. They are always dropped."""
 
 
+def is_ours(entries: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is in our layout."""
+    return str(entries.get("model_type", "")).startswith(OURS)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """`config.json`, checked for the types that all later steps rely on.
 
@@ -73,8 +80,12 @@ def read_config(path: Path) -> dict[str, Any]:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise CheckpointError(f"{path}: architectures is {shown(names)}; it must be a list of names of classes")
     for name in ("dtype", "torch_dtype"):
-        if not isinstance(config.get(name), (str, type(None))):
-            raise CheckpointError(f"{path}: {name} is {shown(config[name])}; it must be the name of a dtype")
+        value = config.get(name)
+        known = value is None or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
+        if not known and not (isinstance(value, str) and is_ours(config)):  # whose class knows which there are
+            raise CheckpointError(
+                f"{path}: {name} is {shown(value)}; it must be the name of a dtype, such as 'bfloat16', or left out"
+            )
     weights = config.get("transformers_weights")
     if weights is not None and weights not in {name for pair in WEIGHTS for name in pair}:
         raise CheckpointError(
@@ -121,6 +132,20 @@ def _has_large_integer(value: Any) -> bool:
     return isinstance(value, int) and abs(value) >= 2**63
 
 
+OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
+ELSEWHERE = {
+    "tf_model": f"{{name}} is for TensorFlow; {OLDER.format('from_tf')}",
+    "flax_model": f"{{name}} is for Flax; {OLDER.format('from_flax')}",
+    "global_step": "{name} has the parts that DeepSpeed saves; join them: "
+    "python {folder}/zero_to_fp32.py {folder} {folder}",
+    "pytorch_model_fsdp": "{name} has the parts that FSDP saves; join them: "
+    "accelerate merge-weights {folder}/{name} {folder}",
+    "consolidated": "{name} is in the layout of its maker's own code; name the repo in transformers' layout",
+    "onnx": "{name} is for ONNX; name the checkpoint that it was exported from",
+}
+"""Beginnings of names of weights that are not read, or of their folders -> what they are, and what to do."""
+
+
 _ONE_THREAD = (1 << 15) - 64
 """Elements that PyTorch handles on one thread. Its other threads would busy-wait after each part and slow the I/O."""
 
@@ -153,6 +178,7 @@ class Checkpoint:
         folder: has `config.json` and weights, in an official layout or ours; or, with `config`, one weight file.
         config: the JSON file with the settings of a weight file.
         weights: the names of the weights that are looked for; see `weights_of`.
+        around: the folder around that of the model, whose files are read as if they lay next to it; see `laid_flat`.
 
     Attributes:
         folder: the folder, or the weight file.
@@ -169,8 +195,9 @@ class Checkpoint:
         folder: str | PathLike[str],
         config: str | PathLike[str] | None = None,
         weights: tuple[tuple[str, str], ...] = WEIGHTS,
+        around: Path | None = None,
     ):
-        self.folder, self.weights = Path(folder), weights
+        self.folder, self.weights, self.around = Path(folder), weights, around
         self._config_file = None if config is None else Path(config)
         self.config: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -222,10 +249,10 @@ class Checkpoint:
         if problems:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
         _check_counts(self.folder, self.config, self.tensors)
-        is_ours = str(self.config.get("model_type", "")).startswith("blockformer_")
-        if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and is_ours else [])]):
+        of_ours = is_ours(self.config)
+        if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and of_ours else [])]):
             raise CheckpointError(f"{self.folder}: {problem}")
-        if is_ours:
+        if of_ours:
             self._read_earlier_names()
 
     def _read_earlier_names(self) -> None:
@@ -238,10 +265,20 @@ class Checkpoint:
                 raise CheckpointError(f"{self.folder}: {names} are the old and the new name of one weight; remove one")
         self.tensors = found
 
-    def member(self, name: str) -> Path:
-        """The path of a file in the folder, noted for `check_unchanged`; links may not lead outside (`roots_of`)."""
+    @property
+    def inner(self) -> str:
+        """The name of the model's folder in the one around it; "" without such a folder."""
+        return "" if self.around is None else self.folder.relative_to(self.around).as_posix()
+
+    def path(self, name: str) -> Path:
+        """Where a file of the source is, or would be."""
         path = self.folder / name
-        roots = roots_of(self.folder)
+        return path if self.around is None or os.path.lexists(path) else self.around / name.removeprefix(AROUND)
+
+    def member(self, name: str) -> Path:
+        """The path of a file of the source, noted for `check_unchanged`; links may not lead outside (`roots_of`)."""
+        path = self.path(name)
+        roots = roots_of(self.around or self.folder)
         try:
             real = path.resolve()
         except (OSError, RuntimeError) as error:
@@ -266,10 +303,14 @@ class Checkpoint:
         raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed{self._other_weights()}")
 
     def _other_weights(self) -> str:
-        """What may be meant where the weights that are looked for are not there: those of another choice."""
+        """How to read the weights that the folder has, where the chosen ones are missing; "" if it has none."""
         plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
         if plain:
             return f"; leave out variant and use_safetensors to read {plain[0]}"
+        names = sorted(path.name for path in self.folder.iterdir())
+        for start, remedy in ELSEWHERE.items():
+            if there := [name for name in names if name.startswith(start)]:
+                return ". " + remedy.format(folder=self.folder, name=there[0])
         found = (VARIANT.fullmatch(path.name) for path in sorted(self.folder.iterdir()))
         there = sorted({match["variant"] for match in found if match})
         return f"; with variant='{there[0]}' (--variant {there[0]}) others are read" if there else ""

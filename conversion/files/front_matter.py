@@ -22,7 +22,7 @@ def front_matter(checkpoint: Checkpoint) -> dict[str, str | list[str]]:
 
     Only texts and lists of texts are taken: whatever else YAML can say is left.
     """
-    if checkpoint.is_file or not os.path.lexists(checkpoint.folder / CARD):
+    if checkpoint.is_file or not os.path.lexists(checkpoint.path(CARD)):
         return {}
     with open_regular(checkpoint.member(CARD)) as file:
         found = BLOCK.match(file.read(LONGEST).decode("utf-8", "replace"))

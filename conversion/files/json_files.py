@@ -19,7 +19,7 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escape in a JSON string that may be half of a surrogate pair."""
 
 
-def json_text(entries: Mapping[str, Any]) -> str:
+def json_text(entries: Mapping[str, Any] | list[Any]) -> str:
     """Entries as the text of a JSON file."""
     return json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
 

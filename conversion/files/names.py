@@ -40,10 +40,12 @@ MODULES = "modules.json"
 """The file that names the modules of a repo of sentence-transformers, and their folders."""
 ROUTER = "router_config.json"
 """The settings of a Router, a module of other modules. Their names are those of folders next to it."""
+SETTINGS = "config_sentence_transformers.json"
+"""The settings of sentence-transformers itself."""
 SENTENCE_FILES = (
     MODULES,
     ROUTER,
-    "config_sentence_transformers.json",
+    SETTINGS,
     *(
         f"sentence_{kind}_config.json"
         for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -81,6 +83,8 @@ WRAPPERS = {
     "_checkpoint_wrapped_module": "activation checkpointing",
 }
 """Parts of tensor names -> what puts them there."""
+PEFT = "base_model.model."
+"""What PEFT puts before all names."""
 PARALLEL = "module"
 """The same, at the beginning of all names."""
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
@@ -192,6 +196,12 @@ def of_a_wrapper(names: Iterable[str]) -> str | None:
                 f"not a flat dict of names to plain tensors ({shown(key)}: is a dict of them, where no class looks); "
                 f"save only them, as torch.save(torch.load(FILE, weights_only=True)[{key!r}], FILE) does"
             )
+    if known and (all(name.startswith(PEFT) for name in known) or any(".base_layer." in name for name in known)):
+        first = next((name for name in known if ".base_layer." in name), known[0])
+        return (
+            f"no tensor name matches: {shown(first)} is a name in a model that PEFT has adapted; save the model that "
+            "its merge_and_unload() gives"
+        )
     found = {name: part for name in known for part in name.split(".")[:-1] if part in WRAPPERS}
     if not found and known and all(name.startswith(f"{PARALLEL}.") for name in known):
         found = dict.fromkeys(known, PARALLEL)

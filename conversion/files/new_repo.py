@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import ConversionError
 from .atomic import atomic_folder
 from .json_files import read_json
+from .model_place import folder_of_model
 from .names import WEIGHTS
 
 
@@ -41,9 +42,12 @@ def new_repo(
 def check_whole(folder: Path) -> None:
     """Check that a repo can be loaded: settings, all files of the weights, and the code that its settings name.
 
+    An official folder may have its model in a folder of its own.
+
     Raises:
         ConversionError: naming what is missing or damaged.
     """
+    folder /= folder_of_model(folder)
     settings = read_json(folder / "config.json")
     auto_map = settings.get("auto_map") or {}
     code = (target for target in auto_map.values() if isinstance(target, str) and "--" not in target)  # another repo's

@@ -4,7 +4,7 @@ Accepted: a flat dict of names to plain tensors, or that dict under a well-known
 training frameworks write it; anything next to it is ignored). In a folder only the key `state_dict` counts; in a
 weight file that a user names it may be any one of `STATE_DICTS`. Two of them in one file, or one of them next to
 tensors with names like a module's ("head.weight"), are refused, because it would be a guess which is the model.
-Everything else is refused too; there is no fallback.
+Everything else is refused.
 
 In today's zip files torch only says which tensors there are and where their data lies; the data is read like that
 of a safetensors file, so nothing is mapped into memory and a file cut short meanwhile is an error. Files from before

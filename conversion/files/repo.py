@@ -26,7 +26,7 @@ def opened(place: Source):
     """The checkpoint of a source, and a list of notes that starts with warnings from opening it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        checkpoint = Checkpoint(place.path, place.config, place.weights)
+        checkpoint = Checkpoint(place.path, place.config, place.weights, place.around)
     with checkpoint:
         yield checkpoint, [str(warning.message) for warning in caught]
 

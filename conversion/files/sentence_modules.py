@@ -5,14 +5,15 @@ class, except for code. Its files have the same place in both layouts.
 """
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import shown
 from .checkpoint import Checkpoint
 from .json_files import read_json_value
+from .model_place import modules_of
 from .named_code import LARGE_JSON, foreign_modules, names_code
 from .names import MODULES, ROUTER, SENTENCE_FILES, is_inner, module_folders, module_paths
 from .regular import open_regular
@@ -26,10 +27,12 @@ class SentenceFiles:
     Attributes:
         names: what it reads next to the model, and everything in the folders of its modules.
         problem: why a repo of ours must not have them; "" where it may.
+        places: name -> content of those that name the model's place, with the model next to them; empty if it lies so.
     """
 
     names: frozenset[str]
     problem: str = ""
+    places: Mapping[str, Any] = field(default_factory=dict)
 
 
 def sentence_files(checkpoint: Checkpoint, names: Iterable[str]) -> SentenceFiles:
@@ -46,22 +49,25 @@ def sentence_files(checkpoint: Checkpoint, names: Iterable[str]) -> SentenceFile
         CheckpointError: one of them is damaged, or a link that leaves the folder.
     """
     names = sorted(names)
-    modules, router = (
-        read_json_value(checkpoint.member(name)) if os.path.lexists(checkpoint.folder / name) else None
-        for name in (MODULES, ROUTER)
-    )
+
+    def read(name: str) -> Any:
+        return read_json_value(checkpoint.member(name)) if os.path.lexists(checkpoint.path(name)) else None
+
+    modules, router = modules_of(read, checkpoint.inner)
     folders = () if modules is None else tuple(f"{each}/" for each in module_folders(names, modules, router))
     found = [name for name in names if name in SENTENCE_FILES or name.startswith(folders)]
     problem = "" if modules is None else _problem(names, modules, router)
     for name in found:
-        if not os.path.isfile(checkpoint.folder / name):
+        if not os.path.isfile(checkpoint.path(name)):
             continue
         if name.endswith(".json") and PurePosixPath(name).name not in LARGE_JSON:
             problem = problem or _code_in(name, read_json_value(checkpoint.member(name)))
         elif name.endswith(".safetensors"):
             with open_regular(checkpoint.member(name)) as file:
-                read_header(file, checkpoint.folder / name)
-    return SentenceFiles(frozenset(found), problem and f"{problem}; sentence-transformers' files are left out")
+                read_header(file, checkpoint.path(name))
+    places = {MODULES: modules, ROUTER: router} if checkpoint.inner else {}
+    places = {name: content for name, content in places.items() if content is not None}
+    return SentenceFiles(frozenset(found), problem and f"{problem}; sentence-transformers' files are left out", places)
 
 
 def missing_code(folder: Path) -> list[str]:

@@ -20,8 +20,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, ConversionError, shown
 from .atomic import MARK
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, is_ours
 from .json_files import json_text, read_json
+from .model_place import AROUND
 from .module_pickles import as_pickle, as_safetensors, hold_the_same, is_of_module, safe_name
 from .names import (
     GENERATION,
@@ -57,6 +58,7 @@ class SideFiles:
         stored: names of those in `STORE`.
         written: name -> SHA-256 of files that the conversion wrote itself at a source's place; while they are as they
             were, the way back gives what the source had.
+        inner, around: the folder that the model had, and names of those around it; see `laid_flat`.
         pickled: names of pickles, of modules of sentence-transformers, that the way back makes of the safetensors file
             in the same folder.
         left_out: reason -> names.
@@ -69,6 +71,8 @@ class SideFiles:
     stored: list[str] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
     pickled: list[str] = field(default_factory=list)
+    inner: str = ""
+    around: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
     is_recorded: bool = False
     notes: list[str] = field(default_factory=list)
@@ -81,7 +85,7 @@ class SideFiles:
     @property
     def record(self) -> dict[str, Any]:
         """The entries of `conversion.json`."""
-        names = ("carried", "stored", "written", "pickled", "left_out")
+        names = ("carried", "stored", "written", "pickled", "left_out", *(("inner", "around") if self.inner else ()))
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -112,10 +116,13 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
     result.notes += [of_sentences.problem] if of_sentences.problem else []
     done = {"config.json", TOKENIZER_CONFIG, MARK, *_files_read(checkpoint)}
     for name in names:
-        if name not in done and not (_is_ours(checkpoint) and name.startswith(MADE_BY_US)):
+        if name not in done and not (is_ours(checkpoint.config) and name.startswith(MADE_BY_US)):
             _carry(checkpoint, name, target, result, of_sentences)
-    if os.path.lexists(checkpoint.folder / "generation_config.json"):
-        read_json(checkpoint.member("generation_config.json"))
+    if checkpoint.around is not None:
+        brought = (*result.carried, *result.stored, *result.pickled)
+        result.inner = checkpoint.inner
+        result.around = sorted({name for name in brought if not os.path.lexists(checkpoint.folder / name)})
+    _check_generation(checkpoint)
     if not checkpoint.is_file:
         check_readable(checkpoint.folder)
         result.tokenizer = load(checkpoint.folder)
@@ -133,10 +140,17 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
         of_sentences: the files that sentence-transformers reads, which are stored if ours must not have them.
     """
     is_read = name in of_sentences.names and is_of_module(name)
-    path = checkpoint.folder / name
+    path = checkpoint.path(name)
+    own_name = name if checkpoint.around is None else name.removeprefix(AROUND)
     if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
         return
-    if is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
+    if name in of_sentences.places and not of_sentences.problem:
+        (target / name).write_text(json_text(of_sentences.places[name]), encoding="utf-8")
+        result.written[name] = digest(target / name)
+        if not is_ours(checkpoint.config):
+            _copy(checkpoint, name, target / STORE / name)
+            result.stored.append(name)
+    elif is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
         _carry_pickle(checkpoint, name, target, result)
     elif stays(name) or (is_read and not of_sentences.problem):
         _copy(checkpoint, name, target / name)
@@ -146,10 +160,12 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
     elif name in HEADS or (is_read and PurePosixPath(name).name == MODULE_PICKLE):
         as_safetensors(checkpoint, name, target / STORE / f"{name}.safetensors")
         result.stored.append(name)
-    elif _is_ours(checkpoint) and not is_read and is_note(name, path):  # its name may be that of a file of the source
+    elif (
+        is_ours(checkpoint.config) and not is_read and is_note(name, path)
+    ):  # its name may be that of a file of the source
         _copy(checkpoint, name, target / name)
         result.carried.append(name)
-    elif is_read or is_note(name, path):
+    elif is_read or is_note(own_name, path):
         _copy(checkpoint, name, target / STORE / name)
         result.stored.append(name)
 
@@ -179,20 +195,20 @@ def name_the_rest(
     }
     names = list(names)
     for name in names:
-        path, copy = checkpoint.folder / name, target / name
+        path, copy = checkpoint.path(name), target / name
         if name in done or name in named:
             continue
         if name.endswith("/") or not os.path.lexists(path):
             result.leave_out(name, reason_for(name))
         elif not _is_regular(path):
             result.leave_out(name, NOT_A_FILE)
-        elif _is_ours(checkpoint) and copy.is_file() and same_bytes(checkpoint.member(name), copy):
+        elif is_ours(checkpoint.config) and copy.is_file() and same_bytes(checkpoint.member(name), copy):
             result.carried.append(name)
-        elif _is_ours(checkpoint) and name == "README.md":
+        elif is_ours(checkpoint.config) and name == "README.md":
             result.leave_out(name, OLD_CARD)
-        elif _is_ours(checkpoint) and copy.is_file():
+        elif is_ours(checkpoint.config) and copy.is_file():
             result.leave_out(name, WRITTEN_ANEW)
-        elif _is_ours(checkpoint) and name.startswith(MADE_BY_US):
+        elif is_ours(checkpoint.config) and name.startswith(MADE_BY_US):
             result.leave_out(name, OF_THE_WAY_BACK)
         else:
             result.leave_out(name, reason_for(name))
@@ -200,8 +216,10 @@ def name_the_rest(
         result.notes.append(f"the source has {LISTED} files or more; only so many were looked at")
 
 
-def _is_ours(checkpoint: Checkpoint) -> bool:
-    return str(checkpoint.config.get("model_type", "")).startswith("blockformer_")
+def _check_generation(checkpoint: Checkpoint) -> None:
+    """Refuse damaged settings of generation, for which transformers would take others without a word."""
+    if not checkpoint.is_file and os.path.lexists(checkpoint.folder / "generation_config.json"):
+        read_json(checkpoint.member("generation_config.json"))
 
 
 def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) -> None:
@@ -217,7 +235,7 @@ def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) ->
     elif wanted:
         (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
         result.written[TOKENIZER_CONFIG] = digest(target / TOKENIZER_CONFIG)
-    if there and wanted != settings and not _is_ours(checkpoint):
+    if there and wanted != settings and not is_ours(checkpoint.config):
         _copy(checkpoint, TOKENIZER_CONFIG, target / STORE / TOKENIZER_CONFIG)
         result.stored.append(TOKENIZER_CONFIG)
     if tokenizer is not None and make_fast(tokenizer, checkpoint.folder, target):
@@ -245,6 +263,7 @@ def return_side_files(
         ConversionError: a file is damaged, missing, or a link that leaves the folder.
     """
     result = SideFiles()
+    _check_generation(checkpoint)
     names = set(names)
     stored = [name for name in record.get("stored", ()) if isinstance(name, str) and _is_plain(name)]
     written: Mapping[str, Any] = record.get("written", {})
@@ -253,13 +272,16 @@ def return_side_files(
     own = {name for name in written if name in names and digest(checkpoint.member(name)) == written[name]}
     done = {"config.json", TOKENIZER_CONFIG, MARK, *own}
     for name in sorted(name for name in names - done if not name.startswith(MADE_BY_US)):
-        path, problem = checkpoint.folder / name, of_sentences.problem
+        path, problem = checkpoint.path(name), of_sentences.problem
         is_read = name in of_sentences.names and is_of_module(name) and not problem
         is_text = is_note(name, path) and not (problem and name in (*of_sentences.names, *SENTENCE_FILES))
         if not (stays(name) or is_read or is_text) or not _is_regular(path):
             continue
         if PurePosixPath(name).name == MODULE_PICKLE:
             _carry_pickle(checkpoint, name, target, result)
+        elif name in of_sentences.places and not problem:
+            (target / name).write_text(json_text(of_sentences.places[name]), encoding="utf-8")
+            result.written[name] = digest(target / name)
         else:
             _copy(checkpoint, name, target / name)
             result.carried.append(name)
@@ -352,7 +374,7 @@ def _endings(files: Iterable[str]) -> set[str]:
 def _carry_pickle(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles) -> None:
     """Have the pickled weights of a module as a safetensors file, which the module reads first."""
     weights = safe_name(name)
-    if not os.path.lexists(checkpoint.folder / weights):
+    if not os.path.lexists(checkpoint.path(weights)):
         as_safetensors(checkpoint, name, target / weights)
         result.written[weights] = digest(target / weights)
         result.pickled.append(name)
@@ -392,7 +414,7 @@ def _copy(checkpoint: Checkpoint, name: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_regular(checkpoint.member(name)) as source, open(target, "xb") as copy:
         if source.read(len(LFS_POINTER)) == LFS_POINTER:
-            path = checkpoint.folder / name
+            path = checkpoint.path(name)
             raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
         source.seek(0)
         shutil.copyfileobj(source, copy)

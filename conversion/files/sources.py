@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import ConversionError, shown
 from ..options import for_the_hub
 from .json_files import read_json_value
+from .model_place import folder_of_model, laid_flat
 from .names import (
     CODE_FILES,
     MODULES,
@@ -41,6 +42,7 @@ class Source:
         listing: names of all files of a fetched repo, fetched or not; None where it could not be fetched.
         subfolder: where the model lies in it; `path` is that folder, and names are those in it.
         variant, use_safetensors: which of its weights are read; see `weights_of`.
+        around: the folder with `modules.json`, where the model lies in a folder of its own; see `laid_flat`.
     """
 
     path: Path
@@ -50,6 +52,7 @@ class Source:
     subfolder: str = ""
     variant: str | None = None
     use_safetensors: bool | None = None
+    around: Path | None = None
 
     @property
     def weights(self) -> tuple[tuple[str, str], ...]:
@@ -68,13 +71,14 @@ class Source:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all its files, with "/" between folders."""
-        return files_in(self.path) if self.listing is None else self.listing
+        """The names of all its files, with "/" between folders; see `laid_flat`."""
+        names = files_in(self.around or self.path) if self.listing is None else self.listing
+        return names if self.around is None else laid_flat(names, self.path.relative_to(self.around).as_posix())
 
     @property
     def files(self) -> list[Path]:
         """The paths that must not change."""
-        return [self.path] if self.config is None else [self.path, self.config]
+        return [self.around or self.path] if self.config is None else [self.path, self.config]
 
 
 def weight_file(source: str | PathLike[str], config: str | PathLike[str]) -> Source:
@@ -132,6 +136,8 @@ def locate(source: str | PathLike[str], weights: bool = True, **reading: Any) ->
         found = _fetch(os.fspath(source), weights, place, for_the_hub(reading))
     else:
         found = replace(place, path=inside(folder, place.subfolder))
+    if inner := folder_of_model(found.path):
+        found = replace(found, path=found.path / inner, around=found.path)
     _check_format(os.fspath(source), [name for name in found.names if "/" not in name], weights, found.weights)
     return found
 

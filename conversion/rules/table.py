@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError, listed, shown
+from ..errors import ConversionError, MisfitError, listed, shown
 from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose
 from .patterns import Pattern, Places, tuple_of
 from .ties import check_tied
@@ -225,7 +225,8 @@ class RuleTable:
         if problems:
             kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
             end = f"\n{CAN_GO}" if UNTAKEN in problems else ""
-            raise ConversionError("the checkpoint's tensors do not fit the model:" + "".join(kinds) + end)
+            message = "the checkpoint's tensors do not fit the model:" + "".join(kinds) + end
+            raise MisfitError(message, _wrong_shapes(groups, expected or {}))
         return groups
 
     @property
@@ -277,7 +278,9 @@ class RuleTable:
                 problems["tensors that several rules take"].append(f"{shown(name)}: {rules}")
             elif not takers and not self._ignores(name, ignored):
                 if near:
-                    problems[NO_PLACE].append(f"{shown(name)}: the model has {self.layers} layers")
+                    problems[NO_PLACE].append(
+                        f"{shown(name)}: the model has {self.layers} layer{'s' * (self.layers != 1)}"
+                    )
                 else:
                     problems[UNTAKEN].append(shown(name))
             for index, values, slot in takers:
@@ -358,6 +361,13 @@ def _group(
         problems["wrong shapes"].append(f"{', '.join(map(shown, sources))}: {error}")
         return None
     return Group(tuple(sources), targets, op)
+
+
+def _wrong_shapes(groups: Iterable[Group], expected: Mapping[str, Sequence[int]]) -> list[tuple[Shape, Shape]]:
+    """The shapes of tensors, and those that the model has in their place."""
+    targets = [target for group in groups for target in group.targets]
+    pairs = [(target.shape, tuple(expected.get(target.name, target.shape))) for target in targets]
+    return [(have, want) for have, want in pairs if have != want]
 
 
 def _compare(

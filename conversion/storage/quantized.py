@@ -37,3 +37,18 @@ def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -
             f"config.json: {told[0]} tells of weights quantized by {shown(method)}, and all weights are plain: the "
             f"model was merged or dequantized, so remove {told[0]} from config.json:{listed(kinds)}"
         )
+
+
+def refuse_quantized(entries: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -> None:
+    """Refuse a repo of ours whose weights a library has quantized, or whose `config.json` says so.
+
+    Raises:
+        ConversionError: it says what to do.
+    """
+    check_plain(entries, tensors)
+    if told := [name for name in FIELDS if entries.get(name)]:
+        method = entries[told[0]].get("quant_method") if isinstance(entries[told[0]], Mapping) else None
+        raise ConversionError(
+            f"config.json: {told[0]}: the weights are quantized by {shown(method)}, which only loading reads; make "
+            "plain ones with dequantize() of transformers, or take the repo from before"
+        )

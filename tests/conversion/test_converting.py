@@ -443,7 +443,7 @@ def test_export_is_strict(tmp_path):
     with pytest.raises(ConversionError, match="`blockformer convert` makes a repo of it"):
         export_folder(tmp_path / "official", tmp_path / "dst")
     edit_config(tmp_path / "src", architectures=["__builtins__"])
-    with pytest.raises(ConversionError, match="not one of our classes"):
+    with pytest.raises(ConversionError, match="which is not a model of Blockformer"):
         export_folder(tmp_path / "src", tmp_path / "dst")
 
 

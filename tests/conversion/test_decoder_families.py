@@ -139,7 +139,11 @@ ROWS = [
     Row("deepseek_v3", LATENT_V3 | {"rms_norm_eps": 1e-3, "v_head_dim": 24, "first_k_dense_replace": 3}),
     Row("deepseek_v2", LATENT_V2 | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}}),
     Row("deepseek_v2", LATENT_V2 | {"attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
-    Row("deepseek_v2", LATENT | {"q_lora_rank": None, "topk_method": "greedy", "first_k_dense_replace": 0}),
+    Row(  # with a factor of 2.5 in every layer, states grow so large that rounding alone is 1e-5 of the logits
+        "deepseek_v2",
+        LATENT
+        | {"q_lora_rank": None, "topk_method": "greedy", "first_k_dense_replace": 0, "routed_scaling_factor": 1.5},
+    ),
     Row("ernie4_5_moe", ERNIE_EXPERTS),
     Row("ernie4_5_moe", ERNIE_EXPERTS | {"use_bias": True, "moe_layer_start_index": 0}, shards=True),
     Row("ernie4_5_moe", ERNIE_EXPERTS | {"moe_num_shared_experts": 0, "tie_word_embeddings": False}),
@@ -325,6 +329,7 @@ HEADS = [
 
 
 @pytest.mark.versions
+@pytest.mark.filterwarnings("ignore:.*the official router draws experts at random:UserWarning")  # Phi-3.5-MoE's note
 @pytest.mark.parametrize(("row", "head"), HEADS, ids=lambda value: getattr(value, "official", ""))
 def test_the_other_heads(tmp_path, row, head):
     theirs = model_of(row, SIZES, head)

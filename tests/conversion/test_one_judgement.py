@@ -61,6 +61,31 @@ def integers(folder, model):
     edit_tensors(folder, lambda all_: {name: each.round().to(torch.int32) for name, each in all_.items()})
 
 
+def for_another_library(name):
+    def change(folder, model=None):
+        (folder / "model.safetensors").unlink()
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"weights")
+
+    return change
+
+
+def adapted(folder, model=None):
+    """Names of a model in PEFT, not merged."""
+    inner, outer = "q_proj.weight", "q_proj.base_layer.weight"
+    edit_tensors(
+        folder,
+        lambda all_: {f"base_model.model.{name.replace(inner, outer)}": each for name, each in all_.items()},
+        **{"base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.zeros(4, 64)},
+    )
+
+
+def adapted_without_a_prefix(folder, model=None):
+    edit_tensors(
+        folder, lambda all_: {name.replace("q_proj.", "q_proj.base_layer."): each for name, each in all_.items()}
+    )
+
+
 LLAMA, TIED, BERT = ("llama", "LlamaForCausalLM"), ("llama", "LlamaForCausalLM", True), ("mpnet", "MPNetModel")
 TAKEN = {
     "only the head of tied ones": (TIED, only_the_head),
@@ -81,6 +106,14 @@ REFUSED = {
     "no model_type": (LLAMA, told(model_type=...), 'write "model_type": "llama"'),
     "pickle under model": (LLAMA, pickled("model"), "'model': is a dict of them.*save only them, as"),
     "integers": (LLAMA, integers, "must be floating-point"),
+    "dtype with torch.": (LLAMA, told(dtype="torch.float16"), r"dtype is 'torch\.float16'; .*such as 'bfloat16'"),
+    "names of PEFT": (LLAMA, adapted, r"base_layer\.weight' is a name in a model that PEFT .*merge_and_unload\(\)"),
+    "layers of PEFT": (LLAMA, adapted_without_a_prefix, r"that PEFT has adapted; save the model .*merge_and_unload"),
+    "weights of TensorFlow": (LLAMA, for_another_library("tf_model.h5"), "for TensorFlow; transformers before 5"),
+    "weights of Flax": (LLAMA, for_another_library("flax_model.msgpack"), r"for Flax; .*from_flax=True"),
+    "weights of DeepSpeed": (LLAMA, for_another_library("global_step9/mp_rank_00.pt"), r"zero_to_fp32\.py"),
+    "weights of FSDP": (LLAMA, for_another_library("pytorch_model_fsdp_0/__0_0.distcp"), "accelerate merge-weights"),
+    "weights for ONNX": (LLAMA, for_another_library("onnx/model.onnx"), "the checkpoint that it was exported from"),
     "untied without a head": (
         LLAMA,
         lambda folder, model: edit_tensors(folder, **{"lm_head.weight": None}),
@@ -170,6 +203,120 @@ def test_ours_in_a_wrapped_pickle_is_refused_alike(tmp_path, key):
     assert_refused_alike(tmp_path, "save only them, as")
 
 
+@pytest.mark.parametrize("change", [adapted, adapted_without_a_prefix])
+def test_ours_that_peft_has_adapted_is_refused_alike(tmp_path, change):
+    official_folder(tmp_path / "src", "llama")
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    change(tmp_path / "ours")
+    assert_refused_alike(tmp_path, r"PEFT has adapted; save the model that its merge_and_unload\(\) gives")
+
+
+OURS_REFUSED = {
+    "dtype with torch.": ({"dtype": "torch.float16"}, r"dtype must be one of float32, .*not 'torch\.float16'"),
+    "class of transformers": (
+        {"architectures": ["LlamaForCausalLM"]},
+        r"'LlamaForCausalLM', which is not a model of Blockformer .*\[\"BlockformerDecoderForCausalLM\"\]",
+    ),
+    "stale 4 bits": ({"quantization_config": BITSANDBYTES}, "all weights are plain.*so remove quantization_config"),
+}
+
+
+@pytest.mark.parametrize("case", OURS_REFUSED)
+def test_settings_of_ours_are_judged_alike(tmp_path, case):
+    entries, message = OURS_REFUSED[case]
+    official_folder(tmp_path / "src", "llama")
+    ours = tmp_path / "ours"
+    convert(tmp_path / "src", ours, verify=False)
+    edit_config(ours, **entries)
+    said = set()
+    for door in (
+        lambda: export_folder(ours, tmp_path / "exported"),
+        lambda: convert(ours, tmp_path / "back", to_official=True),
+        lambda: from_official(ours),
+    ):
+        with pytest.raises(ConversionError, match=f"(?s){message}") as refused:
+            door()
+        said.add(str(refused.value))
+    assert said == set(blockformer.verify(ours).problems["weights"])
+
+
+@pytest.mark.parametrize("names", [..., ["FSDPBlockformerDecoderForCausalLM"]], ids=["no class", "class name of FSDP"])
+def test_classes_that_ours_may_name(tmp_path, names):
+    model = official_folder(tmp_path / "src", "llama")
+    ours = tmp_path / "ours"
+    convert(tmp_path / "src", ours, verify=False)
+    edit_config(ours, architectures=names)
+    assert blockformer.verify(ours).is_ok
+    export_folder(ours, tmp_path / "exported")
+    assert blockformer.verify(tmp_path / "exported").is_ok
+    assert "FSDP" not in (tmp_path / "exported/config.json").read_text()
+    assert convert(ours, tmp_path / "back", to_official=True, verify="quick").parity.passed
+    with torch.no_grad():
+        assert_close(from_official(ours)(IDS).logits, model(IDS).logits)
+
+
+def test_weights_that_a_library_has_quantized_are_not_called_spare(tmp_path):
+    official_folder(tmp_path / "src", "llama")
+    ours = tmp_path / "ours"
+    convert(tmp_path / "src", ours, verify=False)
+    edit_config(ours, quantization_config=BITSANDBYTES)
+    edit_tensors(ours, **{"model.layers.0.self_attn.q_proj.weight.absmax": torch.zeros(4, dtype=torch.uint8)})
+    for door in (
+        lambda: export_folder(ours, tmp_path / "exported"),
+        lambda: convert(ours, tmp_path / "back", to_official=True),
+    ):
+        with pytest.raises(ConversionError, match="quantized by 'bitsandbytes', which only loading reads; make plain"):
+            door()
+
+
+def test_damaged_settings_of_generation_do_not_go_back(tmp_path):
+    official_folder(tmp_path / "src", "llama")
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    (tmp_path / "ours/generation_config.json").write_text("{")
+    for door in (
+        lambda: export_folder(tmp_path / "ours", tmp_path / "exported"),
+        lambda: convert(tmp_path / "ours", tmp_path / "back", to_official=True),
+    ):
+        with pytest.raises(ConversionError, match=r"generation_config\.json: not valid JSON"):
+            door()
+
+
+LABELS = ("bert", "BertForSequenceClassification")
+MISFITS = {
+    "another class": (LLAMA, {"architectures": ["LlamaModel"]}, '"architectures": ["LlamaForCausalLM"]'),
+    "fewer tokens": (LLAMA, {"vocab_size": 190}, '"vocab_size": 199'),
+    "fewer layers": (LLAMA, {"num_hidden_layers": 1}, '"num_hidden_layers": 2'),
+    "more labels": (LABELS, {"id2label": {str(each): str(each) for each in range(9)}}, '"num_labels": 3'),
+    "other labels": (LABELS, {"num_labels": 2, "id2label": ...}, '"num_labels": 3'),
+    "class and tokens": (
+        LLAMA,
+        {"architectures": ["LlamaForSequenceClassification"], "vocab_size": 190},
+        '"architectures": ["LlamaForCausalLM"], "vocab_size": 199',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_tensors_that_do_not_fit_are_refused_with_the_settings_that_do(tmp_path, case):
+    kind, entries, remedy = MISFITS[case]
+    family, cls = kind
+    official_folder(tmp_path / "src", family, cls, **({"tie_word_embeddings": False} if family == "llama" else {}))
+    edit_config(tmp_path / "src", **entries)
+    for door in (lambda: convert(tmp_path / "src", tmp_path / "dst"), lambda: from_official(tmp_path / "src")):
+        with pytest.raises(ConversionError) as refused:
+            door()
+        assert str(refused.value).endswith(f"\nThe tensors fit if config.json has {remedy}.")
+    edit_config(tmp_path / "src", **json.loads(f"{{{remedy}}}"))
+    convert(tmp_path / "src", tmp_path / "dst", verify=False)
+
+
+def test_no_remedy_is_named_that_does_not_help(tmp_path):
+    official_folder(tmp_path / "src", "llama")
+    edit_tensors(tmp_path / "src", global_step=torch.tensor(3))
+    with pytest.raises(ConversionError, match=r"no rule takes \(1\):\s+'global_step'\s+If .* from the file\.$"):
+        convert(tmp_path / "src", tmp_path / "dst")
+
+
 def assert_refused_alike(folder, message):
     ours = folder / "ours"
     doors = (
@@ -186,6 +333,20 @@ def assert_refused_alike(folder, message):
         said.add(str(refused.value))
     assert len(said) == 1
     assert said <= set(blockformer.verify(ours).problems["weights"])
+
+
+def test_verify_takes_a_repo_whose_source_had_damaged_notes(tmp_path):
+    """Trainer writes a loss that is NaN into JSON files as it is."""
+    official_folder(tmp_path / "src", "llama")
+    notes = {"eval_results.json": '{"eval_loss": NaN}', "notes.json": "{", "empty.json": ""}
+    for name, text in notes.items():
+        (tmp_path / "src" / name).write_text(text)
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    export_folder(tmp_path / "ours", tmp_path / "exported")
+    for folder in ("ours", "exported"):
+        assert blockformer.verify(tmp_path / folder).is_ok
+        convert(tmp_path / folder, tmp_path / f"{folder}-back", to_official=True, verify=False)
+        assert {name: (tmp_path / f"{folder}-back" / name).read_text() for name in notes} == notes
 
 
 def test_an_empty_quantization_config_of_ours_is_none(tmp_path):

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder
+from blockformer.conversion.reshaped import convert_reshaped
+from blockformer.conversion.summary import summarize
 
 from .oracles import entries_of
 from .test_convert_faults import a_hub_with
@@ -35,6 +37,9 @@ NOT_TRIED = {
         ("BoW", "WordEmbeddings", "StaticEmbedding", "SparseStaticEmbedding"), "takes the place of the model"
     ),
 }
+INNER = "0_Transformer"
+"""Where releases before 2.0 wrote the model."""
+SETTINGS_OF_BERT = "sentence_bert_config.json"
 OF_TOKENS = {"module_input_name": "token_embeddings"}
 
 
@@ -149,7 +154,7 @@ def files(folder):
 def content(path):
     if path.name == "pytorch_model.bin":
         return {name: tensor.tolist() for name, tensor in torch.load(path, weights_only=True).items()}
-    if path.parent.name in ("src", "dst-back", "exported-back") and path.name == "model.safetensors":
+    if path.parent.name in ("src", "dst-back", "exported-back", INNER) and path.name == "model.safetensors":
         return {name: tensor.tolist() for name, tensor in load_file(path).items()}  # of the model, compared elsewhere
     return path.read_bytes()
 
@@ -309,19 +314,171 @@ def test_a_router_in_front_whose_one_route_is_the_model(tmp_path, source):
     assert_close(torch.tensor(found), torch.tensor(expected))
 
 
-def test_a_model_that_does_not_lie_next_to_modules_json_is_refused_with_its_place(tmp_path, source):
-    (source / "0_Transformer").mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        (source / name).rename(source / "0_Transformer" / name)
-    edit_modules(source, 0, path="0_Transformer")
-    for call in (lambda: convert(source, tmp_path / "dst"), lambda: blockformer.from_official(source)):
+def into_a_folder(source, router=False):
+    """Put the model of a folder into one of its own, as releases before 2.0 did."""
+    (source / INNER).mkdir()
+    names = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", SETTINGS_OF_BERT)
+    for name in names:
+        (source / name).rename(source / INNER / name)
+    if not router:
+        edit_modules(source, 0, path=INNER)
+
+
+@pytest.fixture
+def older(source):
+    """The encoder as early releases wrote it, with a `config.json` of their own, a card and a pickled projection."""
+    into_a_folder(source)
+    pickle_weights(source / "2_Dense")
+    (source / "2_Dense/model.safetensors").unlink()
+    (source / "config.json").write_text('{"__version__": "0.2.5"}')
+    (source / "README.md").write_text("---\nlicense: mit\n---\nA card.\n")
+    (source / INNER / "LICENSE").write_text("The model's.")
+    (source / INNER / "vocab.txt").write_text("\n".join(WORDS))
+    return source
+
+
+def test_a_model_in_a_folder_of_its_own(tmp_path, older):
+    assert not there_and_back(older).notes
+    assert not (tmp_path / "dst" / INNER).exists()
+    assert 'license: "mit"' in (tmp_path / "dst/README.md").read_text()
+    assert_opened_alike(tmp_path, sentence_transformers.SentenceTransformer)
+    assert convert(older, tmp_path / "again", verify="quick").parity.passed
+    assert convert(tmp_path / "again", tmp_path / "official", to_official=True, verify="quick").parity.passed
+    with torch.no_grad():
+        ids = torch.arange(4, 12)[None]
+        models = blockformer.from_official(older), blockformer.BlockformerEncoderModel.from_pretrained(tmp_path / "dst")
+        expected = official("Bert")(ids)[0]
+        for model in models:
+            assert_close(model(ids)[0], expected)
+    assert summarize(older).config.vocab_size == len(WORDS)
+    convert_reshaped(older, tmp_path / "shallow", layers=[0])
+    assert opened(tmp_path / "shallow").encode(TEXTS).shape == (len(TEXTS), 8)
+
+
+def test_what_is_added_to_a_repo_whose_model_had_a_folder_goes_back_to_its_place(tmp_path, older):
+    convert(older, tmp_path / "dst", verify=False)
+    model = opened(tmp_path / "dst")
+    torch.nn.init.ones_(model[2].linear.weight)
+    save_file(dict(model[2].state_dict()), tmp_path / "dst/2_Dense/model.safetensors")
+    modules = entries_of(tmp_path / "dst", "modules.json")
+    kind = "sentence_transformers.sentence_transformer.modules.normalize.Normalize"
+    modules.append({"idx": 3, "name": "3", "path": "3_Normalize", "type": kind})
+    (tmp_path / "dst/modules.json").write_text(json.dumps(modules))
+    (tmp_path / "dst/3_Normalize").mkdir()
+    (tmp_path / "dst/3_Normalize/config.json").write_text("{}")
+    (tmp_path / "dst/config_sentence_transformers.json").write_text('{"prompts": {"query": "q : "}}')
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
+    back = opened(tmp_path / "back")
+    assert [module["path"] for module in entries_of(tmp_path / "back", "modules.json")][::3] == [INNER, "3_Normalize"]
+    assert back[2].linear.weight.eq(1).all()
+    assert back.prompts["query"] == "q : "
+    assert sorted(path.name for path in (tmp_path / "back").iterdir() if path.is_dir()) == [
+        INNER,
+        "1_Pooling",
+        "2_Dense",
+        "3_Normalize",
+    ]
+
+
+def test_a_repo_of_ours_that_lies_in_a_folder(tmp_path, source):
+    """As older releases of sentence-transformers save one."""
+    ours = tmp_path / "ours"
+    convert(source, ours, verify=False)
+    (ours / INNER).mkdir()
+    for path in list(ours.iterdir()):
+        if path.name not in (INNER, "1_Pooling", "2_Dense", "modules.json", "config_sentence_transformers.json"):
+            path.rename(ours / INNER / path.name)
+    edit_modules(ours, 0, path=INNER)
+    export_folder(ours, tmp_path / "dst")
+    assert blockformer.verify(tmp_path / "dst").is_ok
+    convert(ours, tmp_path / "dst-back", to_official=True, verify="quick")
+    assert_opened_alike(tmp_path, sentence_transformers.SentenceTransformer)
+    with torch.no_grad():
+        ids = torch.arange(4, 12)[None]
+        assert_close(blockformer.from_official(ours)(ids)[0], official("Bert")(ids)[0])
+
+
+def test_a_router_whose_model_is_in_a_folder(tmp_path, source):
+    into_a_folder(source, router=True)
+    kinds = ("base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling")
+    kinds = dict(zip((INNER, "1_Pooling"), kinds, strict=True)) | {"2_Dense": "base.modules.dense.Dense"}
+    router = {
+        "types": {name: f"sentence_transformers.{kind}" for name, kind in kinds.items()},
+        "structure": {"query": [INNER, "1_Pooling", "2_Dense"], "document": [INNER, "1_Pooling", "2_Dense"]},
+        "parameters": {"default_route": "document", "allow_empty_key": True},
+    }
+    (source / "router_config.json").write_text(json.dumps(router))
+    kind = "sentence_transformers.base.modules.router.Router"
+    (source / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    assert not there_and_back(source).notes
+    assert_opened_alike(tmp_path, sentence_transformers.SentenceTransformer)
+
+
+def test_of_a_hub_repo_the_folder_of_the_model_is_fetched(tmp_path, older, monkeypatch):
+    a_hub_with(monkeypatch, older)
+    report = convert("somebody/model", tmp_path / "dst", verify=False)
+    assert not report.notes
+    assert not report.left_out
+    convert(tmp_path / "dst", tmp_path / "dst-back", to_official=True, verify=False)
+    assert files(tmp_path / "dst-back") == files(older)
+
+
+def test_options_that_choose_the_weights_of_a_model_in_a_folder(tmp_path, older):
+    for door in (convert, lambda source, target, **options: blockformer.from_official(source, **options)):
         with pytest.raises(
-            ConversionError, match=r"no model next to modules\.json; it is in '0_Transformer'\. Sentence"
+            ConversionError, match=r"/0_Transformer: no weights; .*leave out variant and use_safetensors"
         ):
-            call()
-    shutil.rmtree(source / "0_Transformer")
-    with pytest.raises(ConversionError, match=r"modules\.json, and no config\.json: only models of transformers"):
-        convert(source, tmp_path / "dst")
+            door(older, tmp_path / "dst", use_safetensors=False)
+    (older / INNER / "model.safetensors").rename(older / INNER / "model.fp16.safetensors")
+    with pytest.raises(ConversionError, match=r"/0_Transformer: no weights; .*--variant fp16\) others are read"):
+        convert(older, tmp_path / "dst")
+    (older.parent / "repo").mkdir()
+    older.rename(older.parent / "repo/encoder")
+    convert(older.parent / "repo", tmp_path / "dst", variant="fp16", subfolder="encoder", verify=False)
+    model = blockformer.from_official(older.parent / "repo", variant="fp16", subfolder="encoder")
+    with torch.no_grad():
+        assert_close(model(torch.arange(4, 12)[None])[0], official("Bert")(torch.arange(4, 12)[None])[0])
+    assert opened(tmp_path / "dst").encode(TEXTS).shape == (len(TEXTS), 8)
+
+
+def test_what_must_not_be_followed_around_a_model_in_a_folder(tmp_path, older):
+    edit_modules(older, 2, type="modeling_own.Projection")
+    report = convert(older, tmp_path / "dst", verify=False)
+    assert "sentence-transformers' files are left out" in report.notes[0]
+    assert not (tmp_path / "dst/modules.json").exists()
+    assert blockformer.verify(tmp_path / "dst").is_ok
+    convert(tmp_path / "dst", tmp_path / "dst-back", to_official=True, verify=False)
+    assert files(tmp_path / "dst-back") == files(older)
+
+
+def test_two_models_and_none_are_refused(tmp_path, older):
+    shutil.copytree(older / INNER, older / "1_Transformer")
+    edit_modules(older, 1, path="1_Transformer")
+    doors = (lambda: convert(older, tmp_path / "dst"), lambda: blockformer.from_official(older))
+    for door in doors:
+        with pytest.raises(ConversionError, match=r"but 2 in '0_Transformer', '1_Transformer': a repo holds one"):
+            door()
+    shutil.rmtree(older / INNER)
+    (older / "1_Transformer").rename(older / "elsewhere")
+    (older / INNER).symlink_to("elsewhere")
+    for door in doors:
+        with pytest.raises(ConversionError, match="'0_Transformer', which is a link: put the folder itself there"):
+            door()
+    (older / INNER).unlink()
+    (older / "config.json").unlink()
+    for door in doors:
+        with pytest.raises(ConversionError, match=r"modules\.json, and no config\.json: only models of transformers"):
+            door()
+
+
+@pytest.mark.parametrize("inner", ["../out", "/out", "conversion", 3])
+def test_a_record_that_names_a_place_outside_is_refused(tmp_path, older, inner):
+    convert(older, tmp_path / "dst", verify=False)
+    record = entries_of(tmp_path / "dst", "conversion.json")
+    record["files"]["inner"] = inner
+    (tmp_path / "dst/conversion.json").write_text(json.dumps(record))
+    with pytest.raises(ConversionError, match="damaged"):
+        convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
 
 
 FOREIGN = {

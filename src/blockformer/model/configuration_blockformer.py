@@ -128,7 +128,7 @@ class BlockformerConfig(
         _check_tokens(self)
         check_counts(max(self.num_hidden_layers, getattr(self, "decoder_layers", None) or 0), kwargs.get("num_labels"))
         if (dtype := kwargs.get("torch_dtype") if self.dtype is None else self.dtype) is not None:
-            check_choice("dtype", str(dtype).removeprefix("torch."), DTYPES)
+            check_choice("dtype", dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch."), DTYPES)
         if self.problem_type is not None:
             check_choice("problem_type", self.problem_type, PROBLEM_TYPES)
 

@@ -126,7 +126,19 @@ class BlockformerEncoderPreTrainedModel(BlockformerPreTrainedModel):
         return pooled(self.config.pooling, outputs.last_hidden_state, attention_mask)
 
 
-class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrainedModel):
+class MaskedTokens(LanguageModelHead, BlockformerEncoderPreTrainedModel):
+    """An encoder with the head for masked tokens."""
+
+    def fill_in(self, inputs, labels, num_items_in_batch, return_logits, label_smoothing, **kwargs):
+        """The model's inputs by name, and labels int [B, T] or None -> its outputs, logits [B, T, V], loss or None."""
+        if are_on_padding(labels, inputs["attention_mask"]):
+            inputs = inputs | reading_padding(self.config, inputs)
+        outputs = self.model(**inputs, **kwargs)
+        states = outputs.last_hidden_state
+        return outputs, *self.logits_and_loss(states, labels, num_items_in_batch, return_logits, label_smoothing)
+
+
+class BlockformerEncoderForMaskedLM(MaskedTokens):
     """An encoder that fills in masked tokens."""
 
     reads_pooler = False
@@ -156,12 +168,8 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         inputs |= {"position_ids": position_ids, "inputs_embeds": inputs_embeds, "task_type_ids": task_type_ids}
-        if are_on_padding(labels, attention_mask):
-            inputs |= reading_padding(self.config, inputs)
-        outputs = self.model(**inputs, **kwargs)
-        logits, loss = self.logits_and_loss(
-            outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
-        )
+        given = (labels, num_items_in_batch, return_logits, label_smoothing)
+        outputs, logits, loss = self.fill_in(inputs, *given, **kwargs)
         parts = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         return self.runtime.output(modeling_outputs.MaskedLMOutput, loss=loss, logits=logits, **parts)
 
@@ -197,7 +205,7 @@ class PreTrainingOutput(modeling_outputs.ModelOutput):
     attentions: tuple[torch.FloatTensor, ...] | None = None
 
 
-class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreTrainedModel):
+class BlockformerEncoderForPreTraining(MaskedTokens):
     """BERT's two tasks of pre-training together: masked tokens and the next sentence."""
 
     def __init__(self, config):
@@ -231,12 +239,8 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
         labels = None if next_sentence_label is None else labels
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         inputs |= {"position_ids": position_ids, "inputs_embeds": inputs_embeds, "task_type_ids": task_type_ids}
-        if are_on_padding(labels, attention_mask):
-            inputs |= reading_padding(self.config, inputs)
-        outputs = self.model(**inputs, **kwargs)
-        logits, loss = self.logits_and_loss(
-            outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
-        )
+        given = (labels, num_items_in_batch, return_logits, label_smoothing)
+        outputs, logits, loss = self.fill_in(inputs, *given, **kwargs)
         next_logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
         if loss is not None:
             next_loss = token_cross_entropy(next_logits, next_sentence_label.view(-1), None, label_smoothing)

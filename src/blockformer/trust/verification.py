@@ -25,10 +25,12 @@ from blockformer.conversion.files.named_code import (
     loads_code,
 )
 from blockformer.conversion.files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
-from blockformer.conversion.files.side_files import digest
+from blockformer.conversion.files.side_files import STORE, digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
 from blockformer.conversion.model_tensors import unread_pooler
 from blockformer.conversion.options import WEIGHT_CHOICES, check_reading, for_the_hub
+from blockformer.conversion.plan import architecture_of, our_config
+from blockformer.conversion.storage.quantized import check_plain
 
 from ..model.axes import BLOCKS
 from ..model.blocks import ENTRY, entry
@@ -257,15 +259,15 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
     for name in sorted(names):
         if name.endswith(".jinja"):
             _check_template(name, (folder / name).read_text(encoding="utf-8", errors="replace"), found)
-        if not name.endswith(".json") or PurePosixPath(name).name in LARGE_JSON:
-            continue
+        if not name.endswith(".json") or PurePosixPath(name).name in LARGE_JSON or name.startswith(f"{STORE}/"):
+            continue  # from `STORE` nothing is loaded, and what it has of a source may be damaged
         try:
             content = read_json_value(folder / name)
         except CheckpointError as error:
             found.add("settings", str(error))
             continue
         if name.startswith(RECORD):
-            continue  # which nothing is loaded from
+            continue
         for key, value in entries_in(content):
             if name == "config.json" and key == "auto_map" and value is content.get("auto_map"):
                 unknown = names if found.release is None else set()
@@ -313,23 +315,20 @@ def _check_template(name: str, text: str, found: Verification) -> None:
 
 def _check_weights(folder: Path, config: dict[str, Any], found: Verification) -> None:
     """Names and shapes of the weights are those of the class that the config names."""
-    architectures = config.get("architectures")
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
-    cls: Any = getattr(blockformer, name) if isinstance(name, str) and name in blockformer.__all__ else None
-    if not hasattr(cls, "config_class"):
-        found.add("weights", f"config.json: architectures names {shown(name)}, which is not a model of Blockformer")
-        return
-    if config.get("quantization_config"):
-        found.weights_compared = False
-        found.notes.append("weights quantized by another library: names and shapes are not compared")
-        return
     if found.to_read:
         found.weights_compared = False
         found.notes.append("names and shapes of weights are not compared: blocks that are not registered have some")
         return
     try:
+        name = architecture_of(our_config(config))
+        cls: Any = getattr(blockformer, name)
         with Checkpoint(folder) as checkpoint:
             tensors = dict(checkpoint.tensors)
+        check_plain(config, tensors)
+        if config.get("quantization_config"):
+            found.weights_compared = False
+            found.notes.append("weights quantized by another library: names and shapes are not compared")
+            return
         entries = {key: value for key, value in config.items() if key != "auto_map"}
         with torch.device("meta"):
             model = cls(cls.config_class.from_dict(entries))

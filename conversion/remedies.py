@@ -1,0 +1,64 @@
+"""What to write into a `config.json` that the tensors do not fit: tried before it is said."""
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from .errors import ConversionError, MisfitError
+from .families.registry import family_by_name, family_of
+from .files.checkpoint import LAYERS, Checkpoint
+from .plan import Plan, plan_in
+from .quiet import quiet
+
+
+def plan_official(
+    checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantized: bool = False
+) -> Plan:
+    """See `plan_in`; where the tensors do not fit, the error says with which settings they would."""
+    try:
+        return plan_in(checkpoint, family_name, cast, dequantized)
+    except MisfitError as error:
+        for changes in _changes(checkpoint, family_name, error):
+            other = copy.copy(checkpoint)
+            other.config = {**checkpoint.config, **changes}
+            try:
+                with quiet(errors=True):
+                    plan_in(other, family_name, cast, dequantized)
+            except ConversionError:
+                continue
+            written = json.dumps(changes)[1:-1]
+            raise MisfitError(f"{error}\nThe tensors fit if config.json has {written}.") from error
+        raise
+
+
+def _changes(checkpoint: Checkpoint, family_name: str | None, error: MisfitError) -> Iterator[dict[str, Any]]:
+    """Settings that may be meant: the class that the tensors show, the sizes and layers that they have, both."""
+    official = checkpoint.config
+    without = {name: value for name, value in official.items() if name != "architectures"}
+    named: dict[str, Any] = {}
+    with suppress(ConversionError):
+        family = family_of(official) if family_name is None else family_by_name(family_name)
+        named = {"architectures": [family.variant_of(without, checkpoint.tensors, checkpoint.read).head]}
+    sizes = _sizes(official, error) | _layers(official, checkpoint.tensors)
+    several = ({name: size} for name, size in sizes.items() if len(sizes) > 1)
+    yield from (changes for changes in (named, sizes, *several, named | sizes) if changes)
+
+
+def _sizes(official: Mapping[str, Any], error: MisfitError) -> dict[str, int]:
+    """Entries of `config.json` -> the sizes of the tensors in place of those that the model would have."""
+    labels = official.get("id2label")
+    counts = {"num_labels": len(labels)} if isinstance(labels, Mapping) else {}
+    counts |= {name: value for name, value in official.items() if type(value) is int}
+    pairs = {pair for have, want in error.shapes for pair in zip(have, want, strict=False) if pair[0] != pair[1]}
+    return {name: have for have, want in sorted(pairs) for name, value in counts.items() if value == want}
+
+
+def _layers(official: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
+    """The entry for the number of layers -> that of the tensors, if it is larger."""
+    numbers = {int(part) for name in names for part in name.split(".") if part.isdecimal() and len(part) < 5}
+    count = max(numbers, default=-1) + 1
+    return {name: count for name in LAYERS if type(official.get(name)) is int and official[name] < count}
