@@ -14,7 +14,7 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 # A product and its sum are one instruction (FMA); on a GPU several loops are tried for each product of one row.
-_OPTIONS = {
+_OPTIONS: dict[str, dict] = {
     "cpu": {"cpp.enable_floating_point_contract_flag": "fast"},
     "cuda": {"coordinate_descent_tuning": True},
 }
@@ -63,7 +63,8 @@ def without_repeats(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     Layers that read the same states have the same rows, and the compiler makes one loop of those of equal size; layers
     that are parts of one product multiply once.
     """
-    graph, known = graph_module.graph, {}
+    graph = graph_module.graph
+    known: dict[tuple, torch.fx.Node] = {}
     for node in list(graph.nodes):
         if node.op not in ("call_function", "call_method"):
             continue

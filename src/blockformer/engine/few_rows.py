@@ -24,7 +24,7 @@ _MOST_QUERIES = 16
 class Rows(NamedTuple):
     """How many rows a loop is for: so many, or with `varies` at most so many."""
 
-    count: int
+    most: int
     varies: bool = False
 
 
@@ -32,7 +32,7 @@ def rows_of(states, rows: Rows):
     """States [..., I] of few rows as float32 [R, I]: R is their number, filled up if that varies."""
     count = _count(states)
     states = states.reshape(count, -1).float()
-    return computed_once(F.pad(states, (0, 0, 0, rows.count - count)) if rows.varies else states)
+    return computed_once(F.pad(states, (0, 0, 0, rows.most - count)) if rows.varies else states)
 
 
 def as_rows(outputs: list, states, rows: Rows, bias=None):

@@ -29,6 +29,7 @@ class OrderedLinear(nn.Module):
     ordered_numbers: torch.Tensor
     ordered_zeros: torch.Tensor
     ordered_scales: torch.Tensor
+    bias: torch.Tensor | None
     rows: Rows | None
 
     def __init__(self, layer: QuantizedLinear):
@@ -40,7 +41,7 @@ class OrderedLinear(nn.Module):
 
     def forward(self, states):
         """The product."""
-        return self._many_rows(states) if self.rows is None else self._few_rows(states)
+        return self._many_rows(states) if self.rows is None else self._few_rows(states, self.rows)
 
     def make(self) -> None:
         """Put the weights in order."""
@@ -55,11 +56,11 @@ class OrderedLinear(nn.Module):
         for name, tensor in copies.items():
             self.register_buffer(name, tensor.contiguous(), persistent=False)
 
-    def _few_rows(self, states):
+    def _few_rows(self, states, rows: Rows):
         """[..., I] that are few rows -> [..., O]; summed in float32."""
         numbers, zeros, scales = self.ordered_numbers.to(torch.int32), self.ordered_zeros, self.ordered_scales
         lower, both = (numbers & 15).float(), numbers.float()
-        inputs = rows_of(states, self.rows).unflatten(1, (-1, 2, self.group_size // 2))  # [R, I / G, 2, G / 2]
+        inputs = rows_of(states, rows).unflatten(1, (-1, 2, self.group_size // 2))  # [R, I / G, 2, G / 2]
         # lower * first + upper * second, without a shift: a byte is lower + 16 * upper.
         of_both = computed_once(inputs[:, :, 1] / 16)
         of_lower = computed_once(inputs[:, :, 0] - inputs[:, :, 1] / 16)
@@ -69,7 +70,7 @@ class OrderedLinear(nn.Module):
             - (zeros.float() * scales * sums[row]).sum(1)
             for row in range(len(inputs))
         ]
-        return as_rows(outputs, states, self.rows, self.bias)
+        return as_rows(outputs, states, rows, self.bias)
 
     def _many_rows(self, states):
         """[..., I] -> [..., O], by a weight that is written out."""

@@ -134,14 +134,6 @@ def in_buffers(visible, place: int, window: int | None = None) -> tuple:
     return blocks, torch.tensor([place], device="cpu")
 
 
-def _groups_of(layers) -> list[list]:
-    """The layers that are a function together: each by itself, or some of one type that are small."""
-    sizes = [sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers())) for layer in layers]
-    count = _SMALL_LAYERS if max(sizes) <= _SMALL_LAYER else 1
-    alike = [list(group) for _, group in itertools.groupby(layers, lambda layer: layer.layer_type)]
-    return [group[start : start + count] for group in alike for start in range(0, len(group), count)]
-
-
 def _groups_of(layers, most: int) -> list[list]:
     """The layers that are a function together: each by itself, or up to `most` of one type that are small."""
     sizes = [sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers())) for layer in layers]

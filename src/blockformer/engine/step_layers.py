@@ -85,7 +85,7 @@ class StepLayers:
         other = self.in_place.get(module)
         if other is not None:
             own = copy.copy(other)
-            own.rows = self.rows
+            vars(own)["rows"] = self.rows
             return own
         own = copy.copy(module)
         own.__class__ = _CLASSES.get(type(module), type(module))
