@@ -130,7 +130,7 @@ class PreparedAttention(SharesSources, UnpaddedAttention):
 class UnpaddedDisentangledAttention(KnowsUnpadding, DisentangledAttention):
     """`DisentangledAttention` of a prepared model. One becomes the other by changing its class."""
 
-    def _masks(self, unpadding, terms, query, key, position_bias):
-        distances = self._of_distances(position_bias)
+    def _masks(self, unpadding, masks, whole, query, key, distances):
+        of_distances = self._of_distances(distances)
         for parts in zip(unpadding.split(query), unpadding.split(key), strict=True):
-            yield self._mask_of(*parts, None, *distances)
+            yield self._terms_of(*parts, *of_distances)

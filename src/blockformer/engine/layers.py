@@ -26,7 +26,7 @@ from .linear import HALVES, is_quicker_widened, is_transformed
 from .measure import is_enabled
 from .onednn import PackedCopies
 from .sequences import TracedSequences
-from .unpadding import Unpadding, unpadding_in
+from .unpadding import Unpadding, is_recording, unpadding_in
 
 # Where the stack makes all position terms itself, as it does of a block from outside; a relative bias of all layers is
 # one of its tensors.
@@ -74,10 +74,10 @@ class _Layer(nn.Module):
         mask = TracedSequences(lengths, position_bias)
         rotations = {layer.layer_type: tuple(cos_sin)} if cos_sin else {}
         tokens = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-        layer_inputs = LayerInputs({layer.layer_type: mask}, rotations, tokens)
+        layer_inputs = LayerInputs({}, rotations, tokens)
         cache = _Recorder() if self.is_causal else None
         hidden_states = layer.forward(
-            hidden_states, None, position_bias, layer_inputs=layer_inputs, past_key_values=cache
+            hidden_states, None, mask, layer_inputs=layer_inputs, past_key_values=cache
         )
         return hidden_states if cache is None else (hidden_states, *cache.keys_values)
 
@@ -126,7 +126,7 @@ class CompiledLayers:
         """Of weights in oneDNN's layout, held in addition to the plain ones."""
         return self._copies.nbytes
 
-    def states(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, others: dict):
+    def states(self, hidden_states, encoder_hidden_states, layer_inputs, others: dict):
         """The states after all layers, or None if this call is nothing for a compiled function.
 
         Args:
@@ -136,27 +136,27 @@ class CompiledLayers:
             return None
         try:
             self._check(hidden_states, encoder_hidden_states, layer_inputs, others)
-            return self._states(hidden_states, position_bias, layer_inputs, others)
+            return self._states(hidden_states, layer_inputs, others)
         except Uncompiled as reason:
             self.fallbacks.note(str(reason), is_said=str(reason) == NO_CODE)
             return None
 
-    def _states(self, hidden_states, position_bias, layer_inputs, others: dict):
+    def _states(self, hidden_states, layer_inputs, others: dict):
         shape, types = hidden_states.shape, _layer_types(self._stack)
         cos_sin = {name: layer_inputs.rotations.get(name, ()) for name in types}
         unpadding = unpadding_in(layer_inputs)
         if unpadding is None:
-            lengths = [shape[1]] * shape[0]
+            lengths, bias = [shape[1]] * shape[0], None
             cos_sin = {name: [_in_a_row(each, shape[0]) for each in pair] for name, pair in cos_sin.items()}
         else:
-            lengths = unpadding.lengths
+            lengths, bias = unpadding.lengths, unpadding.bias
         if any(each.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in cos_sin.values() for each in pair):
             raise Uncompiled("position_ids do not count the tokens")
         self._ordered.refresh()
         if (functions := self._made_functions()) is None:
             raise Uncompiled(NO_CODE)
         # A sequence of no tokens more: there are never fewer than the two that a dimension that varies must have.
-        others_of = (torch.tensor([*lengths, 0], device="cpu"), position_bias)
+        others_of = (torch.tensor([*lengths, 0], device="cpu"), bias)
         states, keys_values = hidden_states.reshape(1, -1, shape[2]), []
         for layer, function in zip(self._stack.layers, functions, strict=True):
             for _ in range(self._stack.passes):
@@ -196,7 +196,7 @@ class CompiledLayers:
             raise Uncompiled("autocast is on")
         if is_transformed():
             raise Uncompiled("torch.func is at work")
-        if stack._is_recording(others) or asked:
+        if is_recording(stack.config, others) or asked:
             raise Uncompiled(f"{asked[0]} is given" if asked else "every layer's states or attentions are requested")
         if hidden_states.dtype is not dtype or hidden_states.shape[2] != stack.config.hidden_size:
             raise Uncompiled("the embeddings do not have the model's dtype and width")

@@ -46,7 +46,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         self._no_split_modules = (layer_class(config).__name__,)
         if config.float32_down_proj:
             self._keep_in_fp32_modules = {"down_proj"}
-        if getattr(config, "router_selection_bias", False):  # a rounded one would choose other experts
+        if config.router_selection_bias:  # a rounded one would choose other experts
             self._keep_in_fp32_modules_strict = {"gate"}
 
     @classmethod
