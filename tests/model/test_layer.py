@@ -50,9 +50,9 @@ def by_hand(layer, states, layer_inputs):
     """The layer's formula, written out for each placement."""
 
     def attend(states):
-        return layer.self_attn(
-            states, attention_mask=layer_inputs.masks["full_attention"], places=layer_inputs.places
-        )[0]
+        return layer.self_attn(states, attention_mask=layer_inputs.masks["full_attention"], places=layer_inputs.places)[
+            0
+        ]
 
     def norm(name):
         return getattr(layer, f"{name}_norm")

@@ -76,9 +76,7 @@ class _Layer(nn.Module):
         tokens = torch.arange(hidden_states.shape[1], device=hidden_states.device)
         layer_inputs = LayerInputs({}, rotations, tokens)
         cache = _Recorder() if self.is_causal else None
-        hidden_states = layer.forward(
-            hidden_states, None, mask, layer_inputs=layer_inputs, past_key_values=cache
-        )
+        hidden_states = layer.forward(hidden_states, None, mask, layer_inputs=layer_inputs, past_key_values=cache)
         return hidden_states if cache is None else (hidden_states, *cache.keys_values)
 
 

@@ -84,7 +84,7 @@ class TrainingRuntime(LoadedRuntime):
         needs = (inputs.use_cache or inputs.past_key_values is not None) and not self.takes_prompts(
             inputs.past_key_values
         )
-        asked = inputs.encoder_hidden_states is not None or inputs.head_mask is not None or inputs.reads_padding
+        asked = inputs.source[0] is not None or inputs.head_masks[0] is not None or inputs.reads_padding
         if needs or asked or is_recording(stack.config, inputs.named):
             return False
         if isinstance(inputs.attention_mask, dict) or not is_in_use(stack.config) or not is_enabled():

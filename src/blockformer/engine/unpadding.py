@@ -20,7 +20,6 @@ from torch.nn.modules.module import _has_any_global_hook
 from ..model.attention import Attention, with_bias
 from ..model.axes import BLOCKS
 from ..model.compat import is_mapped
-from ..model.layer import Earlier
 from ..model.positions import starts_of
 from .linear import is_bare
 from .sequences import TracedSequences
@@ -152,8 +151,9 @@ def plan_without_padding(stack, inputs, unpadding):
         kind: tuple(unpadding.gather(each.transpose(1, 2)).transpose(1, 2) for each in pair)
         for kind, pair in plan.rotations.items()
     }
-    earlier = Earlier(None if inputs.input_ids is None else unpadding.gather(inputs.input_ids))
-    return plan._replace(rotations=rotations, earlier=earlier)
+    if inputs.input_ids is not None:
+        plan.earlier.input_ids = (unpadding.gather(inputs.input_ids), True)
+    return plan._replace(rotations=rotations)
 
 
 def unpadding_in(layer_inputs) -> Unpadding | None:

@@ -81,7 +81,8 @@ def with_bias(config, attention_mask, bias, places=None):
 def dtype_of_scores(states):
     """The dtype of the queries and keys that linear layers make of states."""
     device = states.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+    is_cast = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_cast else states.dtype
 
 
 def refuse_backends(config, prefixes, what: str) -> None:
@@ -213,7 +214,7 @@ class Attention(nn.Module):
     (2023), q/k norm per head after Henry et al. (2020) as in Qwen3, the gate after Qiu et al. (2025).
     """
 
-    projects_states = True  # whether queries, keys and values are the states times one matrix each
+    projects_states = True  # whether self-attention's queries, keys and values are the states times one matrix each
 
     def __init__(self, config, layer_idx: int, is_causal: bool, is_cross_attention: bool = False):
         super().__init__()
@@ -284,10 +285,9 @@ class Attention(nn.Module):
             attention_mask, position_embeddings, distances, places, earlier: as in `layer.LayerInputs`.
         """
         self._check_backend()  # it may be another one since
-        if self.is_cross_attention:
-            query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)
-        elif not self.projects_states:
-            query, key, value = self.states_of(hidden_states, position_embeddings, past_key_values, kwargs)
+        if self.is_cross_attention or not self.projects_states:
+            given = (hidden_states, key_value_states, position_embeddings, past_key_values)
+            query, key, value = self.states_of(*given, kwargs)
         else:
             # vLLM makes one product of these calls where they stand in this source, each once.
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
@@ -315,10 +315,6 @@ class Attention(nn.Module):
         if self.has_gate:
             output = output * self.gate_proj(hidden_states).sigmoid()
         return self.o_proj(output), probabilities
-
-    def states_of(self, hidden_states, position_embeddings, past_key_values, kwargs):
-        """Queries [B, H, T, D], keys and values [B, K, S, D] of a subclass that makes them in another way."""
-        raise NotImplementedError
 
     def before_cache(self, key, value, earlier):
         """Self-attention's keys and values [B, K, T, D] of these tokens, as the cache gets them, for blocks."""
@@ -361,7 +357,7 @@ class Attention(nn.Module):
         own = getattr(past_key_values, "self_attention_cache", past_key_values)
         return (key, value) if own is None else own.update(key, value, self.layer_idx)
 
-    def _cross_states(self, hidden_states, key_value_states, past_key_values):
+    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs):
         """Queries [B, H, T, D] of these states, keys and values [B, K, S, D] of the encoder's."""
         query = self._split_heads(self.q_proj(hidden_states), self.q_norm)
         return query, *self._cross_keys_values(key_value_states, past_key_values)

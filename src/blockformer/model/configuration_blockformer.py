@@ -6,7 +6,7 @@ of values (see `presets/`).
 """
 
 from dataclasses import fields
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from transformers import PretrainedConfig
 
@@ -77,16 +77,9 @@ class BlockformerConfig(
         "attention": {},  # the self-attention that goes with it, where it is not the usual one
         "mlp": {"dense": FeedForward},  # by a layer's entry in `mlp_layer_types`
     }
-    # Fields of some topologies that every config is asked for: the others have none of it.
-    decoder_layers: ClassVar = None
-    decoder_vocab_size: ClassVar = None
-    kv_lora_rank: ClassVar = None
-    mlp_layer_types: ClassVar = None
-    num_experts: ClassVar = 0
-    num_hidden_groups: ClassVar = None
-    router_selection_bias: ClassVar = False
-    token_embedding_size: ClassVar = None
-    v_head_dim: ClassVar = None
+    if not TYPE_CHECKING:  # fields of one topology that every config is asked for: the others have none of it
+        kv_lora_rank = mlp_layer_types = num_experts = num_hidden_groups = token_embedding_size = v_head_dim = None
+        router_selection_bias = False
 
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")
@@ -149,7 +142,7 @@ class BlockformerConfig(
         for name, each in axes(type(self)).items():
             each.check(name, vars(self)[name])  # quicker than an attribute, which the library looks up in three places
         _check_tokens(self)
-        check_counts(max(self.num_hidden_layers, self.decoder_layers or 0), kwargs.get("num_labels"))
+        check_counts(max(self.num_hidden_layers, self.stack_sizes(True)[0]), kwargs.get("num_labels"))
         if (dtype := kwargs.get("torch_dtype") if self.dtype is None else self.dtype) is not None:
             check_choice("dtype", str(dtype).removeprefix("torch."), DTYPES)
         if self.problem_type is not None:
@@ -245,7 +238,7 @@ class BlockformerConfig(
         widths, tables = ([getattr(self, name, 0) or 0 for name in names] for names in (_WIDTHS, _TABLES))
         heads = self.num_attention_heads * max(self.head_dim or 0, self.v_head_dim or 0)
         width = max(*widths, self.inner_width_of(is_causal=True) or 0, heads)
-        deepest = max(self.num_hidden_layers, self.decoder_layers or 0)
+        deepest = max(self.num_hidden_layers, self.stack_sizes(is_decoder=True)[0])
         numbers = width * max(*tables, deepest * (self.num_experts or 1) * width)
         if numbers > _MOST_NUMBERS:
             many = f"{numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}"
@@ -276,7 +269,7 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
 
 def _check_tokens(config) -> None:
     """Special tokens are tokens of the vocabulary that they are used in."""
-    target_size = config.decoder_vocab_size or config.vocab_size
+    _, target_size = config.stack_sizes(is_decoder=True)
     either_size = max(config.vocab_size, target_size)
     sizes = {"pad_token_id": either_size, "bos_token_id": either_size, "eos_token_id": either_size}
     for name, size in {**sizes, "decoder_start_token_id": target_size}.items():

@@ -40,7 +40,7 @@ class Distances(nn.Module):
     each process has some heads, add up what they give their input. Adding it once more would double it.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, bidirectional: bool):
         super().__init__()
         self.embedding = nn.Embedding(2 * config.relative_attention_num_buckets, config.hidden_size)
         self.norm = make_norm(config, config.hidden_size)

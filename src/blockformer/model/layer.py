@@ -71,23 +71,17 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
     return ("pre",) if placement == "input_pre" and sublayer == "mlp" else NORM_SLOTS[placement]
 
 
-class Earlier:
-    """Tensors by name, which `blocks.leave` keeps and `blocks.read` gives. Of a dict, hooks would make copies."""
-
-    def __init__(self, input_ids):  # [B, T], which is there from the start; None where the stack got `inputs_embeds`
-        self.input_ids = (input_ids, True)
-
-
 class StackInputs(NamedTuple):
-    """What a forward is planned from: the states that the first layer reads, and what says who sees whom.
+    """What a forward is planned from: states of embedded tokens, and what says who sees whom.
 
     Attributes:
-        hidden_states: [B, T, C], of which masks and rotations need shape, dtype and device.
+        hidden_states: [B, T, C]; masks and rotations need shape, dtype and device.
         position_ids: [1 or B, T], each token's position in its text.
-        given_positions: [B, T], the same where the caller gave them, or None: these may count several texts in a row.
+        given_positions: [B, T], those that the caller gave, which may count several texts in a row, or None.
         places: int [T], where the tokens are among the keys.
+        source: an encoder's states [B, S, C] and their mask, or twice None.
+        head_masks: of self-attention and of cross-attention, or None.
         named: what layers get by name.
-        others: as in `Stack.forward`; the mask is None where it hides nothing.
     """
 
     hidden_states: torch.Tensor
@@ -97,11 +91,9 @@ class StackInputs(NamedTuple):
     given_positions: torch.Tensor | None
     places: torch.Tensor
     past_key_values: Any
+    source: tuple[Any, Any]
+    head_masks: tuple[Any, Any]
     use_cache: bool
-    encoder_hidden_states: torch.Tensor | None
-    encoder_attention_mask: torch.Tensor | None
-    head_mask: torch.Tensor | None
-    cross_attn_head_mask: torch.Tensor | None
     reads_padding: bool
     named: dict
 
@@ -119,7 +111,8 @@ class LayerInputs(NamedTuple):
         encoder_mask: the mask of cross-attention in the backend's form, or None.
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.
         cross_head_mask: as `head_mask`, in cross-attention.
-        earlier: what layers of this forward leave for later ones.
+        earlier: tensors by name, which `blocks.leave` keeps for later layers and `blocks.read` gives; from the start
+            `input_ids` [B, T], or None. No dict, of which hooks would make copies.
         distances: [E, C], vectors of distances where attention is disentangled, or None.
     """
 

@@ -49,8 +49,8 @@ class PositionFields(Part):
 
 def adds_to_scores(kind: str) -> bool:
     """Whether a position type has a bias of the scores or any other term of them."""
-    own = BLOCKS["position_type"].get(kind)
-    return kind in (*RELATIVE_BIAS, *RELATIVE_KEYS, "alibi", "disentangled") or (own is not None and own.gives == "biases")
+    own = getattr(BLOCKS["position_type"].get(kind), "gives", None)
+    return own == "biases" or kind in (*RELATIVE_BIAS, *RELATIVE_KEYS, "alibi", "disentangled")
 
 
 class LearnedPositions(nn.Embedding):

@@ -5,6 +5,9 @@ What all layers need of a batch is made once: positions, masks and rotations.
 B batch, T query length, S key length, C hidden size.
 """
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -15,7 +18,7 @@ from transformers.utils import logging
 from .attention import dtype_of_scores, with_bias
 from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
-from .layer import Earlier, LayerInputs, StackInputs, layer_class
+from .layer import LayerInputs, StackInputs, layer_class
 from .normalization import make_norm
 from .positions import flattened_positions, positions_from_mask, rotations_of, sequence_numbers
 from .pretrained_model import BlockformerPreTrainedModel
@@ -54,11 +57,10 @@ class Stack(BlockformerPreTrainedModel):
         self.embedding_norm = make_norm(config, width) if config.embedding_norm else None
         self.embed_projection = None if width == config.hidden_size else nn.Linear(width, config.hidden_size)
         self.rotary_emb = rotations(config) if rotations else None
-        self.has_shared_bias = biases is not None and not config.relative_bias_per_layer
-        self.relative_bias = biases(config, bidirectional=not is_causal) if self.has_shared_bias else None
+        shared = None if config.relative_bias_per_layer else biases or distances
+        self.relative_bias: Any = shared(config, bidirectional=not is_causal) if shared else None
         self.has_distances = distances is not None
-        if distances is not None:
-            self.relative_bias = distances(config)
+        self.has_shared_bias = shared is not None and not self.has_distances
         groups = config.num_hidden_groups or num_layers
         self.passes = num_layers // groups  # more than one where layers share weights
         layer = layer_class(config)
@@ -106,8 +108,8 @@ class Stack(BlockformerPreTrainedModel):
         """
         tokens, starts = input_ids if inputs_embeds is None else inputs_embeds, kwargs.get("cu_seq_lens_q")
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
-        given = (input_ids, inputs_embeds, attention_mask, past_key_values, types)
-        hides_nothing = check_inputs(self.config, self.config.stack_sizes(self.is_causal)[1], *given)
+        checked = (input_ids, inputs_embeds, attention_mask, past_key_values, types)
+        hides_nothing = check_inputs(self.config, self.config.stack_sizes(self.is_causal)[1], *checked)
         check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
@@ -123,11 +125,11 @@ class Stack(BlockformerPreTrainedModel):
 
         named = kwargs | {"position_ids": None if position_ids is None else position_ids.expand(tokens.shape[:2])}
         # A mask without padding says that each row is one text, whatever the positions are.
-        given = (input_ids, attention_mask, positions, None if hides_nothing else named["position_ids"], places)
-        given = (*given, past_key_values, use_cache, encoder_hidden_states, encoder_attention_mask)
-        heads = head_mask if cross_attn_head_mask is None and self.config.is_decoder else cross_attn_head_mask
-        inputs = StackInputs(hidden_states, *given, head_mask, heads, reads_padding, named)
-        layer_inputs = self.runtime.plan(self, inputs)
+        positions = (positions, None if hides_nothing else named["position_ids"], places)
+        source = (encoder_hidden_states, encoder_attention_mask)
+        cross_mask = head_mask if cross_attn_head_mask is None and self.config.is_decoder else cross_attn_head_mask
+        given = (hidden_states, input_ids, attention_mask, *positions, past_key_values, source, (head_mask, cross_mask))
+        layer_inputs = self.runtime.plan(self, StackInputs(*given, use_cache, reads_padding, named))
 
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
@@ -153,9 +155,8 @@ class Stack(BlockformerPreTrainedModel):
         """What all layers read, with masks that have a shared bias in them."""
         rotations = rotations_of(self.rotary_emb, self.config, inputs.hidden_states, inputs.position_ids)
         distances = self.relative_bias() if self.has_distances else None
-        heads = (inputs.head_mask, inputs.cross_attn_head_mask)
-        others = (self._encoder_mask(inputs), *heads, Earlier(inputs.input_ids), distances)
-        return LayerInputs(masks, rotations, inputs.places, *others)
+        others = (self._encoder_mask(inputs), *inputs.head_masks, SimpleNamespace(input_ids=(inputs.input_ids, True)))
+        return LayerInputs(masks, rotations, inputs.places, *others, distances)
 
     def shared_bias(self, states, places, key_length: int):
         """The bias [1, H, T, S] of the scores that all layers share, for states [B, T, C]."""
@@ -245,9 +246,10 @@ class Stack(BlockformerPreTrainedModel):
 
     def _encoder_mask(self, inputs: StackInputs):
         """The mask of cross-attention."""
-        if inputs.encoder_hidden_states is None:
+        states, mask = inputs.source
+        if states is None:
             return None
-        source = {"attention_mask": inputs.encoder_attention_mask, "encoder_hidden_states": inputs.encoder_hidden_states}
+        source = {"attention_mask": mask, "encoder_hidden_states": states}
         return create_bidirectional_mask(config=self.config, inputs_embeds=inputs.hidden_states, **source)
 
 
