@@ -51,11 +51,6 @@ class LoadedRuntime(Runtime):
     def output(self, output_class, **fields):
         return make_output(output_class, **fields)
 
-    def before_training(self, model, mode):
-        if mode and "_trainable" in vars(model) and not any(each.requires_grad for each in model.parameters()):
-            told = "the model is prepared for inference, and no weight learns: call prepare_for_training()."
-            logger.warning_once(told)
-
 
 class TrainingRuntime(LoadedRuntime):
     """A stack that is prepared for training: on the CPU its padding is skipped where that pays and nobody watches.
@@ -121,6 +116,12 @@ class PreparedRuntime(TrainingRuntime):
     """A model that is prepared for inference, or a stack of it: its cache grows in place, and beams share a source."""
 
     takes_gradients = False
+
+    def plan(self, stack, inputs):
+        if stack.training and not any(each.requires_grad for each in stack.parameters()):
+            told = "the model is prepared for inference, and no weight learns: call prepare_for_training()."
+            logger.warning_once(told)
+        return super().plan(stack, inputs)
 
     def cache(self, fresh, beams=1, windows=False):
         if not is_enabled():

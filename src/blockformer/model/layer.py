@@ -71,6 +71,13 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
     return ("pre",) if placement == "input_pre" and sublayer == "mlp" else NORM_SLOTS[placement]
 
 
+class Earlier:
+    """Tensors by name, which `blocks.leave` keeps and `blocks.read` gives. Of a dict, hooks would make copies."""
+
+    def __init__(self, input_ids):  # [B, T], which is there from the start; None where the stack got `inputs_embeds`
+        self.input_ids = (input_ids, True)
+
+
 class StackInputs(NamedTuple):
     """What a forward is planned from: states of embedded tokens, and what says who sees whom.
 
@@ -111,8 +118,7 @@ class LayerInputs(NamedTuple):
         encoder_mask: the mask of cross-attention in the backend's form, or None.
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.
         cross_head_mask: as `head_mask`, in cross-attention.
-        earlier: tensors by name, which `blocks.leave` keeps for later layers and `blocks.read` gives; from the start
-            `input_ids` [B, T], or None. No dict, of which hooks would make copies.
+        earlier: what layers of this forward leave for later ones.
         distances: [E, C], vectors of distances where attention is disentangled, or None.
     """
 

@@ -69,11 +69,6 @@ class BlockformerPreTrainedModel(PreTrainedModel):
                 module.after_loading(name)
         return (model, info) if wants_info else model
 
-    def train(self, mode=True):
-        """As in PyTorch."""
-        self.runtime.before_training(self, mode)
-        return super().train(mode)
-
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
         """As the library counts them, and the 4-bit weights, which are not parameters in torch's sense."""
         number = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)

@@ -38,9 +38,6 @@ class Runtime:
         """What a `forward` returns."""
         return output_class(**fields)
 
-    def before_training(self, model, mode: bool):
-        """Called before a model enters training mode, or leaves it if `mode` is false."""
-
 
 def by_runtime(forward):
     """A `forward` of a model that writes: its runtime comes first."""

@@ -5,7 +5,6 @@ What all layers need of a batch is made once: positions, masks and rotations.
 B batch, T query length, S key length, C hidden size.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from transformers.utils import logging
 from .attention import dtype_of_scores, with_bias
 from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
-from .layer import LayerInputs, StackInputs, layer_class
+from .layer import Earlier, LayerInputs, StackInputs, layer_class
 from .normalization import make_norm
 from .positions import flattened_positions, positions_from_mask, rotations_of, sequence_numbers
 from .pretrained_model import BlockformerPreTrainedModel
@@ -155,7 +154,7 @@ class Stack(BlockformerPreTrainedModel):
         """What all layers read, with masks that have a shared bias in them."""
         rotations = rotations_of(self.rotary_emb, self.config, inputs.hidden_states, inputs.position_ids)
         distances = self.relative_bias() if self.has_distances else None
-        others = (self._encoder_mask(inputs), *inputs.head_masks, SimpleNamespace(input_ids=(inputs.input_ids, True)))
+        others = (self._encoder_mask(inputs), *inputs.head_masks, Earlier(inputs.input_ids))
         return LayerInputs(masks, rotations, inputs.places, *others, distances)
 
     def shared_bias(self, states, places, key_length: int):
