@@ -159,7 +159,7 @@ class Stack(BlockformerPreTrainedModel):
 
     def shared_bias(self, states, places, key_length: int):
         """The bias [1, H, T, S] of the scores that all layers share, for states [B, T, C]."""
-        return self.relative_bias(places, key_length).to(dtype_of_scores(states))
+        return self.relative_bias(places, key_length).to(states.device, dtype_of_scores(states))
 
     def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
         """The layers one after the other, as many as the config says while `generate` drafts with the first ones."""
