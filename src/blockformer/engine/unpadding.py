@@ -146,14 +146,14 @@ def plan_without_padding(stack, inputs, unpadding):
         bias = stack.shared_bias(inputs.hidden_states, places, unpadding.shape[1])
         bias = with_bias(config, None, bias, places if stack.is_causal else None)
         masks = dict.fromkeys(masks, unpadding.with_bias(bias))
-    plan = stack.plan_with(masks, inputs)
+    plan = stack.plan(inputs, masks={})
     rotations = {
         kind: tuple(unpadding.gather(each.transpose(1, 2)).transpose(1, 2) for each in pair)
         for kind, pair in plan.rotations.items()
     }
     if inputs.input_ids is not None:
         plan.earlier.input_ids = (unpadding.gather(inputs.input_ids), True)
-    return plan._replace(rotations=rotations)
+    return plan._replace(masks=masks, rotations=rotations)
 
 
 def unpadding_in(layer_inputs) -> Unpadding | None:

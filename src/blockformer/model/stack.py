@@ -140,22 +140,22 @@ class Stack(BlockformerPreTrainedModel):
 
     def plan(self, inputs: StackInputs, masks: dict | None = None) -> LayerInputs:
         """What all layers read. The bias that they share goes into the masks, which are the library's or given here."""
+        states, length, past_key_values = inputs.hidden_states, inputs.places.shape[0], inputs.past_key_values
         masks = self.plain_masks(inputs) if masks is None else masks
-        if self.has_shared_bias:
-            length, past_key_values = inputs.places.shape[0], inputs.past_key_values
+        if masks and self.has_shared_bias:
             if past_key_values is not None:
                 length, _ = past_key_values.get_mask_sizes(length, 0)
-            bias = self.shared_bias(inputs.hidden_states, inputs.places, length)
-            places = inputs.places if self.is_causal else None
+            bias, places = self.shared_bias(states, inputs.places, length), inputs.places if self.is_causal else None
             masks = {kind: with_bias(self.config, mask, bias, places) for kind, mask in masks.items()}
-        return self.plan_with(masks, inputs)
-
-    def plan_with(self, masks: dict, inputs: StackInputs) -> LayerInputs:
-        """What all layers read, with masks that have a shared bias in them."""
-        rotations = rotations_of(self.rotary_emb, self.config, inputs.hidden_states, inputs.position_ids)
-        distances = self.relative_bias() if self.has_distances else None
-        others = (self._encoder_mask(inputs), *inputs.head_masks, Earlier(inputs.input_ids))
-        return LayerInputs(masks, rotations, inputs.places, *others, distances)
+        rotations = rotations_of(self.rotary_emb, self.config, states, inputs.position_ids)
+        encoder_mask, (source, mask) = None, inputs.source
+        if source is not None:
+            given = {"inputs_embeds": states, "attention_mask": mask, "encoder_hidden_states": source}
+            encoder_mask = create_bidirectional_mask(config=self.config, **given)
+        others = (encoder_mask, *inputs.head_masks, Earlier(inputs.input_ids))
+        return LayerInputs(
+            masks, rotations, inputs.places, *others, self.relative_bias() if self.has_distances else None
+        )
 
     def shared_bias(self, states, places, key_length: int):
         """The bias [1, H, T, S] of the scores that all layers share, for states [B, T, C]."""
@@ -242,14 +242,6 @@ class Stack(BlockformerPreTrainedModel):
             return causal_masks(self.config, inputs.hidden_states, mask, inputs.past_key_values, positions)
         sequences = None if mask is not None or positions is None else sequence_numbers(positions)
         return encoder_masks(self.config, inputs.hidden_states, mask, sequences)
-
-    def _encoder_mask(self, inputs: StackInputs):
-        """The mask of cross-attention."""
-        states, mask = inputs.source
-        if states is None:
-            return None
-        source = {"attention_mask": mask, "encoder_hidden_states": states}
-        return create_bidirectional_mask(config=self.config, inputs_embeds=inputs.hidden_states, **source)
 
 
 def last_tokens(config, input_ids, attention_mask, shape):
