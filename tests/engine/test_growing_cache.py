@@ -505,7 +505,7 @@ def test_the_masks_of_a_step_are_the_library_s(kind, hides):
         mask[0, :3] = 0
     asked = dict.fromkeys(StackInputs._fields) | {"hidden_states": torch.zeros(2, 1, stack.config.hidden_size)}
     asked |= {"attention_mask": mask, "past_key_values": given, "position_ids": torch.full((2, 1), 9), "named": {}}
-    asked |= {"source": (None, None), "head_masks": (None, None)}
+    asked |= {"source": (None, None), "head_masks": (None, None), "places": torch.tensor([9])}
     step = StackInputs(**asked)
     found = stack.runtime.plan(stack, step).masks
     expected = Runtime().plan(stack, step).masks

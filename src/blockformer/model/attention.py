@@ -78,13 +78,6 @@ def with_bias(config, attention_mask, bias, places=None):
     return (bias + attention_mask).clamp(min=torch.finfo(bias.dtype).min)
 
 
-def dtype_of_scores(states):
-    """The dtype of the queries and keys that linear layers make of states."""
-    device = states.device.type
-    is_cast = device != "meta" and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if is_cast else states.dtype
-
-
 def refuse_backends(config, prefixes, what: str) -> None:
     """Refuse an attention backend of which the name begins so."""
     if (backend := config._attn_implementation or "").startswith(prefixes):

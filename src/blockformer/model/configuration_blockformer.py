@@ -65,16 +65,14 @@ class BlockformerConfig(
         "norm": (["hidden_states"], ["hidden_states"]),
     }
 
-    # What serves the values of an axis; a topology adds what only it has. Of a position type: what is added to the
-    # embeddings; cosines and sines; a bias of the scores that layers share; vectors of distances, for an attention of
-    # their own; terms of the scores that a layer's queries and keys give.
+    # What serves the values of an axis, most of them position types; a topology adds what only it has.
     parts: ClassVar[dict[str, dict]] = {
         "vectors": dict.fromkeys(LEARNED, LearnedPositions) | dict.fromkeys(SINUSOIDAL, SinusoidalPositions),
-        "rotations": {"rotary": make_rotary},
-        "biases": dict.fromkeys(RELATIVE_BIAS, RelativeBias),
-        "distances": {},
-        "key_terms": dict.fromkeys(RELATIVE_KEYS, RelativeKeys),
-        "attention": {},  # the self-attention that goes with it, where it is not the usual one
+        "rotations": {"rotary": make_rotary},  # of queries and keys
+        "biases": dict.fromkeys(RELATIVE_BIAS, RelativeBias),  # of the scores
+        "distances": {},  # vectors of them, for an attention of their own
+        "key_terms": dict.fromkeys(RELATIVE_KEYS, RelativeKeys),  # of the scores, by a layer's queries and keys
+        "attention": {},  # where it is not the usual one
         "mlp": {"dense": FeedForward},  # by a layer's entry in `mlp_layer_types`
     }
     if not TYPE_CHECKING:  # fields of one topology that every config is asked for: the others have none of it

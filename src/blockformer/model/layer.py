@@ -82,7 +82,6 @@ class StackInputs(NamedTuple):
     """What a forward is planned from: states of embedded tokens, and what says who sees whom.
 
     Attributes:
-        hidden_states: [B, T, C]; masks and rotations need shape, dtype and device.
         position_ids: [1 or B, T], each token's position in its text.
         given_positions: [B, T], those that the caller gave, which may count several texts in a row, or None.
         places: int [T], where the tokens are among the keys.

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
-from .attention import dtype_of_scores, with_bias
+from .attention import with_bias
 from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Earlier, LayerInputs, StackInputs, layer_class
@@ -158,8 +158,11 @@ class Stack(BlockformerPreTrainedModel):
         )
 
     def shared_bias(self, states, places, key_length: int):
-        """The bias [1, H, T, S] of the scores that all layers share, for states [B, T, C]."""
-        return self.relative_bias(places, key_length).to(states.device, dtype_of_scores(states))
+        """The bias [1, H, T, S] that all layers share, in the dtype of the queries made of states [B, T, C]."""
+        device = states.device.type
+        is_cast = device != "meta" and torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if is_cast else states.dtype
+        return self.relative_bias(places, key_length).to(states.device, dtype)
 
     def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
         """The layers one after the other, as many as the config says while `generate` drafts with the first ones."""
