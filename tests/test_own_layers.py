@@ -46,8 +46,8 @@ class MySlopes(nn.Module):
         super().__init__()
         self.slopes = nn.Parameter(torch.tensor([2.0**-4, 2.0**-8]))
 
-    def forward(self, query_positions, key_length):
-        distance = torch.arange(key_length, device=query_positions.device) - query_positions[:, None]
+    def forward(self, places, key_length):
+        distance = torch.arange(key_length, device=places.device) - places[:, None]
         return (-self.slopes[:, None, None] * distance.abs())[None]
 """
 SCHEMES = {"my_table": TABLE, "my_slopes": SLOPES}
@@ -389,8 +389,8 @@ PROBLEMS = {
         "than without",
     ),
     "a bias of places": (
-        SCHEME.format("biases") + BIAS + "    def forward(self, query_positions, key_length):\n"
-        "        return -torch.arange(key_length).float().expand(1, 2, len(query_positions), -1) ** 0.5\n",
+        SCHEME.format("biases") + BIAS + "    def forward(self, places, key_length):\n"
+        "        return -torch.arange(key_length).float().expand(1, 2, len(places), -1) ** 0.5\n",
         "writes other text with padding than without: take positions from position_ids",
     ),
     "a shape": (
@@ -400,8 +400,8 @@ PROBLEMS = {
     ),
     "parameters that processes would not add up": (
         SCHEME.format("biases") + BIAS + "        self.table = nn.Embedding(64, 2)\n"
-        "    def forward(self, query_positions, key_length):\n"
-        "        distance = (query_positions[:, None] - torch.arange(key_length)).abs()\n"
+        "    def forward(self, places, key_length):\n"
+        "        distance = (places[:, None] - torch.arange(key_length)).abs()\n"
         "        return self.table(distance).permute(2, 0, 1)[None]\n",
         "other gradients of 'table': write tensor_parallel_plan = {'table': SHARED} in the class",
     ),

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, En
 
 from blockformer.engine import growing_cache
 from blockformer.engine.growing_cache import GrowingLayer, GrowingWindowLayer, grow_in_place
+from blockformer.model.layer import StackInputs
 from blockformer.model.runtime import Runtime
 
 
@@ -502,10 +503,12 @@ def test_the_masks_of_a_step_are_the_library_s(kind, hides):
     mask = torch.ones(2, 10, dtype=torch.long) if hides else None
     if hides:
         mask[0, :3] = 0
-    step = (torch.zeros(2, 1, stack.config.hidden_size), mask, given, None, {})
-    found = stack._masks(*step)
-    stack.runtime = Runtime()
-    expected = stack._masks(*step)
+    asked = dict.fromkeys(StackInputs._fields) | {"hidden_states": torch.zeros(2, 1, stack.config.hidden_size)}
+    asked |= {"attention_mask": mask, "past_key_values": given, "position_ids": torch.full((2, 1), 9), "named": {}}
+    asked |= {"source": (None, None), "head_masks": (None, None), "places": torch.tensor([9])}
+    step = StackInputs(**asked)
+    found = stack.runtime.plan(stack, step).masks
+    expected = Runtime().plan(stack, step).masks
     assert found.keys() == expected.keys()
     for layer_type, own in expected.items():
         assert (found[layer_type] is None) == (own is None)

@@ -61,14 +61,6 @@ def test_the_default_device_is_of_no_matter():
     assert_close(found, attend_sequences(query, key, value, [5, 3, 1], 0.3, True))
 
 
-@torch.no_grad()
-def test_the_operator_of_compiled_code_says_what_it_returns():
-    query, key = torch.randn(1, 9, 4, 8).transpose(1, 2), torch.randn(1, 9, 2, 8).transpose(1, 2)
-    for bias in (None, torch.randn(1, 4, 5, 5)):
-        arguments = (query, key, key + 1, torch.tensor([5, 4, 0]), bias, 0.3, False)
-        torch.library.opcheck(torch.ops.blockformer.attend_sequences, arguments)
-
-
 @pytest.mark.parametrize("lengths", [[3, 2], [3, 3], [3, 0, 1]])
 def test_a_bias_of_a_batch_that_is_wider_than_its_longest_sequence(lengths):
     query, key, value = (torch.randn(1, 4, sum(lengths), 8) for _ in range(3))
@@ -79,8 +71,9 @@ def test_a_bias_of_a_batch_that_is_wider_than_its_longest_sequence(lengths):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("family", ["marian", "t5"])
 @torch.no_grad()
-def test_an_encoder_that_generate_runs_attends_at_once(monkeypatch):
+def test_an_encoder_that_generate_runs_attends_at_once(family, monkeypatch):
     seen = []
 
     def counted(query, key, value, lengths, *given, **how):
@@ -90,7 +83,7 @@ def test_an_encoder_that_generate_runs_attends_at_once(monkeypatch):
     monkeypatch.setattr(attention, "attend_sequences", counted)
     torch.manual_seed(0)
     tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    model = BlockformerEncoderDecoderForConditionalGeneration(preset("marian", **{**STRONG, **tokens})).eval()
+    model = BlockformerEncoderDecoderForConditionalGeneration(preset(family, **{**STRONG, **tokens})).eval()
     ids, mask = token_ids(2, 6, vocab=97), torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
     asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     expected = model.generate(ids[1:, :4], **asked)

@@ -50,9 +50,9 @@ def by_hand(layer, states, layer_inputs):
     """The layer's formula, written out for each placement."""
 
     def attend(states):
-        return layer.self_attn(
-            states, attention_mask=layer_inputs.masks["full_attention"], query_positions=layer_inputs.query_positions
-        )[0]
+        return layer.self_attn(states, attention_mask=layer_inputs.masks["full_attention"], places=layer_inputs.places)[
+            0
+        ]
 
     def norm(name):
         return getattr(layer, f"{name}_norm")
@@ -103,7 +103,7 @@ def test_a_layer_is_its_formula(fields, slots):
     assert [name.removesuffix("_norm") for name, _ in layer.named_children() if name.endswith("_norm")] == slots
     states, mask = torch.randn(2, 7, WIDTH), torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
     layer_inputs = LayerInputs({"full_attention": mask}, {}, torch.arange(7))
-    assert_close(layer(states, layer_inputs=layer_inputs), by_hand(layer, states, layer_inputs))
+    assert_close(layer(states, None, mask, layer_inputs=layer_inputs), by_hand(layer, states, layer_inputs))
 
 
 @pytest.mark.portable

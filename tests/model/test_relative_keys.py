@@ -20,12 +20,12 @@ def test_relative_keys_follow_the_formula(and_keys):
     )
     relative = RelativeKeys(config)
     query, key = torch.randn(2, 4, 3, 6), torch.randn(2, 2, 8, 6)
-    query_positions = torch.tensor([5, 6, 7])
-    scores = relative(query, key, query_positions)
+    places = torch.tensor([5, 6, 7])
+    scores = relative(query, key, places)
     for head in range(4):
         for t in range(3):
             for s in range(8):
-                distance = max(-4, min(4, int(query_positions[t]) - s))
+                distance = max(-4, min(4, int(places[t]) - s))
                 vector = relative.embedding.weight[distance + 4]
                 expected = query[:, head, t] @ vector
                 if and_keys:

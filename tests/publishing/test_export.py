@@ -147,7 +147,7 @@ def test_every_repo_of_a_topology_has_the_same_code_however_it_is_written(tmp_pa
 def test_the_code_of_a_repo_can_be_read_in_an_afternoon(tmp_path):
     for name in ("bert", "qwen3", "t5"):
         copied = copy_code(tmp_path, blockformer.preset(name))
-        assert sum(len(path.read_text().splitlines()) for path in copied) <= 3800, name
+        assert sum(len(path.read_text().splitlines()) for path in copied) <= 3740, name
 
 
 @pytest.mark.parametrize("name", ["qwen3", "bert", "t5"])

@@ -35,7 +35,7 @@ _MANY_SCORES = 2048**2  # of a row and a head, from which on they are not held a
 class Sequences(Unpadding):
     """Where sequences lie that stand one after the other, of which the caller has said where each begins.
 
-    Nothing is read from the device: tokens are where they are.
+    Nothing is read from the device: tokens are where they are, and `indices` is None.
 
     Args:
         shape: [B, T] of the batch.
@@ -44,20 +44,12 @@ class Sequences(Unpadding):
     """
 
     def __init__(self, shape, starts, longest: int):
-        self.shape, self.starts, self.longest = tuple(shape), starts, longest
+        self.shape, self.indices, self.starts, self.longest = tuple(shape), None, starts, longest
 
     @functools.cached_property
     def lengths(self) -> list[int]:
         """Of the sequences, in tokens. This waits for the device, and only attention that knows no `starts` asks."""
         return self.starts.diff().tolist()
-
-    def gather(self, states):
-        """[B, T, ...] -> [1, N, ...]."""
-        return states.expand(*self.shape, *states.shape[2:]).flatten(0, 1)[None]
-
-    def scatter(self, states):
-        """[1, N, C] -> [B, T, C]."""
-        return states.view(*self.shape, -1)
 
 
 class PaddingCache:
@@ -236,12 +228,13 @@ def attend_sequences(query, key, value, unpadding, scaling: float, is_causal: bo
     return attend(*states, starts, starts, longest, longest, **settings)[None]
 
 
-def block_masks(stack, hidden_states, attention_mask, past_key_values, position_ids):
-    """The mask of each layer type for `attend_flexibly`, or None where it is not for these inputs: see `Runtime.masks`.
+def block_masks(stack, inputs):
+    """The mask of each layer type for `attend_flexibly`, or None where it is not for these `layer.StackInputs`.
 
     It is for many scores with soft caps or sinks, for which "sdpa" has no kernel: all of them are in memory there.
     """
-    config, length = stack.config, hidden_states.shape[1]
+    config, hidden_states, attention_mask = stack.config, inputs.hidden_states, inputs.attention_mask
+    length, past_key_values, positions = hidden_states.shape[1], inputs.past_key_values, inputs.given_positions
     if (config.attn_logit_softcapping is None and not config.attention_sinks) or not _has_flex(hidden_states, config):
         return None
     drops_out = stack.training and config.attention_dropout
@@ -252,8 +245,8 @@ def block_masks(stack, hidden_states, attention_mask, past_key_values, position_
     config = copy.copy(config)
     setattr(config, "_attn_implementation", "flex_attention")  # noqa: B010 - the library's name, not one of ours
     if stack.is_causal:
-        return causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids)
-    return encoder_masks(config, hidden_states, attention_mask) if position_ids is None else None
+        return causal_masks(config, hidden_states, attention_mask, past_key_values, positions)
+    return encoder_masks(config, hidden_states, attention_mask) if positions is None else None
 
 
 def attend_flexibly(query, key, value, block_mask, scaling: float, softcap=None, s_aux=None):

@@ -57,7 +57,9 @@ def _attend_without_padding(module, query, key, value, unpadding, scaling, dropo
             given = (plain, module, query, key, value, unpadding)
             return accelerator.attend_side_by_side(*given, scaling=scaling), None
         if can_attend_sequences(unpadding, query, kwargs):
-            given = (query, key, value, unpadding.lengths, scaling, module.is_causal)
+            # A decoder's bias hides what comes later.
+            is_causal = module.is_causal and unpadding.bias is None
+            given = (query, key, value, unpadding.lengths, scaling, is_causal, unpadding.bias)
             in_blocks = isinstance(module, PreparedAttention)
             return attend_sequences(*given, dropout=dropout, in_blocks=in_blocks), None
     parts = (module, query, key, value)
@@ -82,7 +84,8 @@ def can_attend_sequences(unpadding, query, kwargs: dict) -> bool:
     """Whether `attend_sequences` takes these: sequences that are short, and nothing but them."""
     given = {name for name, value in kwargs.items() if value is not None and value is not False}
     others = given - {"use_cache", "position_ids"}
-    return unpadding.masks is None and not others and is_enabled() and is_short(unpadding.lengths, query)
+    has_own_masks = unpadding.masks is not None and unpadding.bias is None
+    return not has_own_masks and not others and is_enabled() and is_short(unpadding.lengths, query)
 
 
 def can_attend_grouped(query, key, kwargs: dict) -> bool:
@@ -132,7 +135,7 @@ class StepAttention(PreparedAttention):
 class UnpaddedDisentangledAttention(KnowsUnpadding, DisentangledAttention):
     """`DisentangledAttention` of a prepared model. One becomes the other by changing its class."""
 
-    def _masks(self, unpadding, terms, query, key, position_bias):
-        distances = self._of_distances(position_bias)
+    def _masks(self, unpadding, masks, whole, query, key, distances):
+        of_distances = self._of_distances(distances)
         for parts in zip(unpadding.split(query), unpadding.split(key), strict=True):
-            yield self._mask_of(*parts, None, *distances)
+            yield self._terms_of(*parts, *of_distances)

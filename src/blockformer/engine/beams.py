@@ -161,10 +161,11 @@ class SharesSources:
     _split_heads: Any
     _attends_by_engine: Any
 
-    def _cross_states(self, hidden_states, key_value_states, past_key_values):
+    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs):
         """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""
         if not isinstance(past_key_values, EncoderDecoderCache):
-            return super()._cross_states(hidden_states, key_value_states, past_key_values)  # type: ignore[misc]
+            given = (hidden_states, key_value_states, position_embeddings, past_key_values, kwargs)
+            return super().states_of(*given)  # type: ignore[misc]
         if not past_key_values.is_updated.get(self.layer_idx):
             fill(self, key_value_states, past_key_values)
         layer = past_key_values.cross_attention_cache.layers[self.layer_idx]

@@ -14,7 +14,14 @@ from .decoding import Decoding
 from .growing_cache import grow_in_place
 from .measure import is_enabled, is_switched_on
 from .step import CompiledSteps, output_of
-from .unpadding import find_unpadding, is_watched, knows_unpadding, masks_of, unpadding_in, without_padding
+from .unpadding import (
+    find_unpadding,
+    is_recording,
+    is_watched,
+    knows_unpadding,
+    plan_without_padding,
+    unpadding_in,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -22,10 +29,16 @@ logger = logging.get_logger(__name__)
 class LoadedRuntime(Runtime):
     """Plain PyTorch, but for masks that are known without the library, and a large loss in chunks."""
 
-    def masks(self, stack, hidden_states, attention_mask, past_key_values, position_ids, others):
-        """One token [B, 1, C] sees all that a dynamic cache holds."""
-        own = getattr(past_key_values, "self_attention_cache", past_key_values)
-        is_step = attention_mask is None and hidden_states.shape[1] == 1 and type(own) is DynamicCache
+    def plan(self, stack, inputs):
+        return stack.plan(inputs, None if isinstance(inputs.attention_mask, dict) else self.masks(stack, inputs))
+
+    def masks(self, stack, inputs) -> dict | None:
+        """The mask of each layer type where the library is not needed: one token sees all that a dynamic cache holds.
+
+        None leaves the masks to the library. `inputs` are a `layer.StackInputs`.
+        """
+        own = getattr(inputs.past_key_values, "self_attention_cache", inputs.past_key_values)
+        is_step = inputs.attention_mask is None and inputs.hidden_states.shape[1] == 1 and type(own) is DynamicCache
         is_step = is_step and stack.config.sliding_window is None and stack.config._attn_implementation == "sdpa"
         return {"full_attention": None} if is_step and is_enabled() else None
 
@@ -35,11 +48,6 @@ class LoadedRuntime(Runtime):
 
     def output(self, output_class, **fields):
         return make_output(output_class, **fields)
-
-    def before_training(self, model, mode):
-        if mode and "_trainable" in vars(model) and not any(each.requires_grad for each in model.parameters()):
-            told = "the model is prepared for inference, and no weight learns: call prepare_for_training()."
-            logger.warning_once(told)
 
 
 class TrainingRuntime(LoadedRuntime):
@@ -53,63 +61,65 @@ class TrainingRuntime(LoadedRuntime):
     least_saving = 1 << 21
     takes_gradients = True
 
-    def unpadding(self, stack, hidden_states, attention_mask, position_ids, sequences: dict):
+    def unpadding(self, stack, inputs):
         """Where the real tokens of a batch [B, T, C] lie, or None to compute its padding.
 
         It waits for the processor that holds the mask, so only the CPU's is read.
-
-        Args:
-            attention_mask: [B, T] or None; `position_ids` [B, T] as the caller gave them, or None.
-            sequences: the caller's arguments on sequences in a row, such as `cu_seq_lens_q`, by name.
         """
-        return find_unpadding(stack.config, attention_mask, position_ids, self.least_saving)
+        return find_unpadding(stack.config, inputs.attention_mask, inputs.given_positions, self.least_saving)
 
     def takes_prompts(self, cache) -> bool:
         """Whether prompts without padding fill this cache (None: a fresh one) with it."""
         return False
 
-    def _may_unpad(self, stack, hidden_states, attention_mask, position_ids, others: dict) -> bool:
+    def may_unpad(self, stack, inputs) -> bool:
         """Whether nobody looks at the padding: neither the caller, nor a cache that needs it, nor a hook."""
-        if others["reads_padding"] or (attention_mask is None and position_ids is None):
+        needs = (inputs.use_cache or inputs.past_key_values is not None) and not self.takes_prompts(
+            inputs.past_key_values
+        )
+        asked = inputs.source[0] is not None or inputs.head_masks[0] is not None or inputs.reads_padding
+        if needs or asked or is_recording(stack.config, inputs.named):
             return False
-        cache = others["past_key_values"]
-        needs = (others["use_cache"] or cache is not None) and not self.takes_prompts(cache)
-        asked = [others[name] is not None for name in ("encoder_hidden_states", "head_mask")]
-        if needs or any(asked) or stack._is_recording(others) or not is_in_use(stack.config) or not is_enabled():
+        if isinstance(inputs.attention_mask, dict) or not is_in_use(stack.config) or not is_enabled():
             return False
         learns = torch.is_grad_enabled() and (
-            hidden_states.requires_grad or any(each.requires_grad for each in stack.parameters())
+            inputs.hidden_states.requires_grad or any(each.requires_grad for each in stack.parameters())
         )
         return not (learns and not self.takes_gradients) and knows_unpadding(stack) and not is_watched(stack)
 
-    def masks(self, stack, hidden_states, attention_mask, past_key_values, position_ids, others):
-        given = (stack, hidden_states, attention_mask, past_key_values, position_ids, others)
-        if not self._may_unpad(stack, hidden_states, attention_mask, position_ids, others):
-            return super().masks(*given)
-        unpadding = self.unpadding(stack, hidden_states, attention_mask, position_ids, others)
+    def plan(self, stack, inputs):
+        """As `stack.plan`, with an `Unpadding` where masks would be if padding is skipped."""
+        says_nothing = inputs.attention_mask is None and inputs.given_positions is None
+        if says_nothing or not self.may_unpad(stack, inputs):
+            return super().plan(stack, inputs)
+        unpadding = self.unpadding(stack, inputs)
         if unpadding is None:
-            return super().masks(*given)
-        if attention_mask is not None and unpadding.indices is None:  # there is no padding
-            return stack.plain_masks(hidden_states, None, past_key_values, None)
-        return masks_of(stack, unpadding, hidden_states.device)
+            return super().plan(stack, inputs)
+        if inputs.attention_mask is not None and unpadding.indices is None:  # there is no padding
+            return self.plan(stack, inputs._replace(attention_mask=None, given_positions=None))
+        return plan_without_padding(stack, inputs, unpadding)
 
-    def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named):
-        unpadding = unpadding_in(layer_inputs)
-        if unpadding is None:
-            given = (encoder_hidden_states, position_bias, layer_inputs, named)
-            return self.run(stack, hidden_states, *given)
-        states, inputs = unpadding.gather(hidden_states), without_padding(layer_inputs, unpadding)
-        return unpadding.scatter(self.run(stack, states, encoder_hidden_states, position_bias, inputs, named))
+    def layers(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named):
+        if (unpadding := unpadding_in(layer_inputs)) is None:
+            return self.run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
+        states = unpadding.gather(hidden_states)
+        return unpadding.scatter(self.run(stack, states, encoder_hidden_states, layer_inputs, named))
 
-    def run(self, stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named: dict):
+    def run(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
         """As `layers`, for states [B, T, C] or [1, N, C]."""
-        return stack.run_layers(hidden_states, encoder_hidden_states, position_bias, layer_inputs, named)
+        return stack.run_layers(hidden_states, encoder_hidden_states, layer_inputs, named)
 
 
 class PreparedRuntime(TrainingRuntime):
     """A model that is prepared for inference, or a stack of it: its cache grows in place, and beams share a source."""
 
     takes_gradients = False
+
+    def plan(self, stack, inputs):
+        if stack.training and not any(each.requires_grad for each in stack.parameters()):
+            told = "the model is prepared for inference, and no weight learns: call prepare_for_training()."
+            logger.warning_once(told)
+        return super().plan(stack, inputs)
 
     def cache(self, fresh, beams=1, windows=False):
         if not is_enabled():
@@ -121,25 +131,23 @@ class PreparedRuntime(TrainingRuntime):
 class AcceleratorRuntime(PreparedRuntime):
     """A stack on a GPU: its attention takes sequences of any length, without padding, and long ones with caps."""
 
-    def unpadding(self, stack, hidden_states, attention_mask, position_ids, sequences):
-        found = accelerator.unpadding_of(stack, hidden_states, attention_mask, sequences)
-        if found is not None:
-            return found
-        return super().unpadding(stack, hidden_states, attention_mask, position_ids, sequences)
+    def unpadding(self, stack, inputs):
+        found = accelerator.unpadding_of(stack, inputs.hidden_states, inputs.attention_mask, inputs.named)
+        return super().unpadding(stack, inputs) if found is None else found
 
-    def masks(self, stack, *given):
-        found = super().masks(stack, *given)
-        return accelerator.block_masks(stack, *given[:-1]) if found is None and is_in_use(stack.config) else found
+    def masks(self, stack, inputs):
+        found = super().masks(stack, inputs)
+        return accelerator.block_masks(stack, inputs) if found is None and is_in_use(stack.config) else found
 
     def takes_prompts(self, cache):
         return accelerator.is_empty(cache)
 
-    def run(self, stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named):
+    def run(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named):
         """The plain layers; an unpadded prompt's keys and values reach the cache in the padded form."""
         cache, unpadding = named.get("past_key_values"), unpadding_in(layer_inputs)
         if unpadding is not None and cache is not None:
             named = {**named, "past_key_values": accelerator.PaddingCache(cache, unpadding)}
-        return super().run(stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named)
+        return super().run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
 
 
 class WritingRuntime(AcceleratorRuntime):

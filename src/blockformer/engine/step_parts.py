@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
+from ..model.attention import with_bias
 from ..model.layer import LayerInputs
 from ..model.positions import rotations_of
 from .few_rows import BLOCK
@@ -114,9 +115,9 @@ class LayersPart(nn.Module):
             source_mask: bool [B / n, 1, 1, E], or None without an encoder.
             sources: keys and values [B / n, K, E, D] of the encoder's states, of one layer after the other, or none.
         """
-        masks = {self.layers[0].layer_type: mask.flatten(1)[:, None, None, :]}
-        length = mask.shape[1] * BLOCK
-        bias = None if bias is None else bias.flatten(2)[:, :, None]
+        length, mask = mask.shape[1] * BLOCK, mask.flatten(1)[:, None, None, :]
+        if bias is not None:
+            mask = with_bias(self.config, mask, bias.flatten(2)[:, :, None].to(states.dtype))
         if source_mask is not None:
             # By these two lines the compiler knows how few queries a source has.
             torch._check(states.shape[0] == self.beams * source_mask.shape[0])
@@ -125,7 +126,7 @@ class LayersPart(nn.Module):
             )
             source_mask = source_mask.expand(-1, -1, self.beams, -1)
         rotations = dict(zip(self.rotating, zip(cos_sin[::2], cos_sin[1::2], strict=True), strict=True))
-        layer_inputs = LayerInputs(masks, rotations, place, source_mask)
+        layer_inputs = LayerInputs({}, rotations, place, source_mask)
         for index, layer in enumerate(self.layers):
             own = slice(2 * index, 2 * index + 2)
             cache: Cache = _Buffers(place, length, buffers[own], self.written)
@@ -134,7 +135,7 @@ class LayersPart(nn.Module):
                 cache = _Caches(cache, keys, values, layer.layer_idx)
             states = _cut(states) if index else states
             source = None if source_mask is None else states  # any tensor: its keys and values are cached
-            states = layer.forward(states, source, bias, layer_inputs=layer_inputs, past_key_values=cache)
+            states = layer.forward(states, source, mask, layer_inputs=layer_inputs, past_key_values=cache)
         return states
 
 
@@ -159,7 +160,7 @@ class LastPart(nn.Module):
 
 def position_bias(stack, place, blocks):
     """The new token's bias of relative positions [1, H, blocks, BLOCK], or None."""
-    bias = stack._position_bias(place, _Buffers(place, blocks * BLOCK))
+    bias = stack.relative_bias(place, blocks * BLOCK) if stack.has_shared_bias else None
     return None if bias is None else bias[:, :, 0].unflatten(2, (-1, BLOCK)).contiguous()
 
 

@@ -10,7 +10,6 @@ B batch, T padded length, N real tokens, C hidden size.
 """
 
 import copy
-import functools
 import itertools
 
 import torch
@@ -18,10 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-from ..model.attention import Attention
+from ..model.attention import Attention, with_bias
 from ..model.axes import BLOCKS
 from ..model.compat import is_mapped
-from ..model.layer import Earlier
 from ..model.positions import starts_of
 from .linear import is_bare
 
@@ -37,10 +35,12 @@ class Unpadding:
         lengths: the sequences' lengths in tokens, together N.
 
     Attributes:
-        masks: one mask for each sequence, or None where no key needs hiding.
+        masks: one mask for each sequence, or None where no key needs hiding and there is no bias.
+        bias: [1, H, L or more, L or more] of scores, which all layers and sequences share, or None.
     """
 
     masks = None
+    bias = None
 
     def __init__(self, shape, indices, lengths: list):
         self.shape, self.indices, self.lengths = tuple(shape), indices, lengths
@@ -71,16 +71,24 @@ class Unpadding:
     def with_masks(self, masks):
         """The same sequences, each attended to with its own mask."""
         other = copy.copy(self)
-        other.masks = masks
+        other.masks, other.bias = masks, None
+        return other
+
+    def with_bias(self, bias):
+        """The same sequences with a bias of the scores."""
+        other = self.with_masks([bias[..., :length, :length] for length in self.lengths])
+        other.bias = bias
         return other
 
     def gather(self, states):
         """[B, T, ...] -> [1, N, ...]; a batch dimension of 1 is taken for all rows."""
-        states = states.expand(*self.shape, *states.shape[2:])
-        return states.flatten(0, 1).index_select(0, self.indices)[None]
+        states = states.expand(*self.shape, *states.shape[2:]).flatten(0, 1)
+        return (states if self.indices is None else states.index_select(0, self.indices))[None]
 
     def scatter(self, states):
         """[1, N, C] -> [B, T, C], zeros at the padding."""
+        if self.indices is None:
+            return states.view(*self.shape, -1)
         flat = states.new_zeros(self.shape[0] * self.shape[1], states.shape[-1])
         return flat.index_copy(0, self.indices.to(states.device), states[0]).view(*self.shape, -1)
 
@@ -119,15 +127,32 @@ def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0, 
     return Unpadding.of_positions(given) if attention_mask is None else Unpadding.of_mask(given, least)
 
 
-def masks_of(stack, unpadding, device) -> dict:
-    """The mask of each layer type: the unpadding itself, in an encoder's window with a mask for each sequence."""
-    masks, size = dict.fromkeys(stack.config.layer_types, unpadding), stack.config.sliding_window
+def plan_without_padding(stack, inputs, unpadding):
+    """The inputs of layers that read the packed row [1, N, C]: see `Stack.plan`.
+
+    Where the masks would be stands the unpadding, in an encoder's window with a mask for each sequence.
+    """
+    config, device = stack.config, inputs.hidden_states.device
+    masks, size = dict.fromkeys(config.layer_types, unpadding), config.sliding_window
     if "sliding_attention" in masks:
         index = torch.arange(max(unpadding.lengths), device=device)
         near = ((index[:, None] - index[None, :]).abs() <= size)[None, None]
         windows = [None if length <= size + 1 else near[..., :length, :length] for length in unpadding.lengths]
         masks["sliding_attention"] = unpadding.with_masks(windows)
-    return masks
+    if stack.has_shared_bias:
+        # Of the longest row, whatever a cache that the prompt fills has room for.
+        places = torch.arange(unpadding.shape[1], device=device)
+        bias = stack.shared_bias(inputs.hidden_states, places, unpadding.shape[1])
+        bias = with_bias(config, None, bias, places if stack.is_causal else None)
+        masks = dict.fromkeys(masks, unpadding.with_bias(bias))
+    plan = stack.plan(inputs, masks={})
+    rotations = {
+        kind: tuple(unpadding.gather(each.transpose(1, 2)).transpose(1, 2) for each in pair)
+        for kind, pair in plan.rotations.items()
+    }
+    if inputs.input_ids is not None:
+        plan.earlier.input_ids = (unpadding.gather(inputs.input_ids), True)
+    return plan._replace(masks=masks, rotations=rotations)
 
 
 def unpadding_in(layer_inputs) -> Unpadding | None:
@@ -136,15 +161,10 @@ def unpadding_in(layer_inputs) -> Unpadding | None:
     return mask if isinstance(mask, Unpadding) else None
 
 
-def without_padding(layer_inputs, unpadding):
-    """The inputs of layers that read the packed row [1, N, C]."""
-    rotations = {
-        kind: tuple(unpadding.gather(each.transpose(1, 2)).transpose(1, 2) for each in pair)
-        for kind, pair in layer_inputs.rotations.items()
-    }
-    input_ids, _ = layer_inputs.earlier.input_ids
-    earlier = Earlier(None if input_ids is None else unpadding.gather(input_ids))
-    return layer_inputs._replace(rotations=rotations, earlier=earlier)
+def is_recording(config, named: dict) -> bool:
+    """Whether something of each layer is requested, by what a forward gives layers by name or by the config."""
+    names = ("output_hidden_states", "output_attentions", "output_router_logits")
+    return any(named.get(name, getattr(config, name, False)) for name in names)
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -175,15 +195,14 @@ def _modules_of_blocks() -> set:
 class KnowsUnpadding:
     """Mixed into an attention: position terms of an unpadded row are those of each of its sequences."""
 
-    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions):
+    def _relative_mask(self, query, key, attention_mask, distances, places):
+        whole = super()._relative_mask  # type: ignore[misc]
         if not isinstance(attention_mask, Unpadding):
-            return super()._relative_mask(query, key, attention_mask, position_bias, query_positions)  # type: ignore[misc]
-        terms = functools.partial(super()._relative_mask, attention_mask=None)  # type: ignore[misc]
-        return attention_mask.with_masks(self._masks(attention_mask, terms, query, key, position_bias))
+            return whole(query, key, attention_mask, distances, places)
+        masks = itertools.repeat(None) if attention_mask.masks is None else attention_mask.masks
+        return attention_mask.with_masks(self._masks(attention_mask, masks, whole, query, key, distances))
 
-    def _masks(self, unpadding, terms, query, key, position_bias):
+    def _masks(self, unpadding, masks, whole, query, key, distances):
         """One mask a sequence, made when it is due."""
-        for parts in zip(unpadding.split(query), unpadding.split(key), strict=True):
-            length = parts[0].shape[2]
-            bias = None if position_bias is None else position_bias[..., :length, :length]
-            yield terms(*parts, position_bias=bias, query_positions=torch.arange(length, device=query.device))
+        for mask, *parts in zip(masks, unpadding.split(query), unpadding.split(key), strict=False):
+            yield whole(*parts, mask, distances, torch.arange(parts[0].shape[2], device=query.device))

@@ -6,8 +6,6 @@ T query length, S key length, H heads.
 import torch
 from torch import nn
 
-from .positions import BIASES
-
 
 class Alibi(nn.Module):
     """ALiBi, a fixed bias slope_h * (key - query) that falls with the distance, for each head (Press et al., 2022).
@@ -27,11 +25,8 @@ class Alibi(nn.Module):
         others = (2 * torch.arange(self.heads - power, device=device) + 1) * (4 / power)
         return torch.exp2(-torch.cat((first, others)))
 
-    def forward(self, query_positions, key_length: int):
-        """query_positions [T] -> [1, H, T, S], to be added to the attention scores."""
-        keys = torch.arange(key_length, device=query_positions.device)
-        distance = keys[None, :] - query_positions[:, None]  # [T, S]
+    def forward(self, places, key_length: int):
+        """places [T] -> [1, H, T, S], to be added to the attention scores."""
+        keys = torch.arange(key_length, device=places.device)
+        distance = keys[None, :] - places[:, None]  # [T, S]
         return (self.slopes(distance.device)[:, None, None] * distance)[None]
-
-
-BIASES["alibi"] = Alibi

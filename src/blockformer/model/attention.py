@@ -4,7 +4,6 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size, 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from .axes import FLAG, SHARED, Part, axis, check_choice, flag
 from .compat import CACHE
 from .normalization import make_norm
-from .positions import BIASES, KEY_TERMS, adds_to_scores, rotate
+from .positions import adds_to_scores, rotate
 
 
 def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
@@ -61,6 +60,28 @@ def causal_attention(module, query, key, value, attention_mask, **kwargs):
         # The queries are the first tokens: further keys are the empty room of a static cache.
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     return eager_attention_forward(module, query, key, value, attention_mask, **kwargs)[0], None
+
+
+def with_bias(config, attention_mask, bias, places=None):
+    """A mask and a bias [1 or B, H, T, S] of the scores as one additive mask of that shape.
+
+    With the queries' `places`, int [T], no mask is a causal one: the backend was left to see to it.
+    """
+    if attention_mask is None and places is not None:
+        attention_mask = (torch.arange(bias.shape[-1], device=bias.device)[None, :] <= places[:, None])[None, None]
+    if attention_mask is None:
+        return bias
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() < 4:
+        refuse_backends(config, "", "relative position term")
+    if attention_mask.dtype == torch.bool:
+        return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
+    return (bias + attention_mask).clamp(min=torch.finfo(bias.dtype).min)
+
+
+def refuse_backends(config, prefixes, what: str) -> None:
+    """Refuse an attention backend of which the name begins so."""
+    if (backend := config._attn_implementation or "").startswith(prefixes):
+        raise ValueError(f"attn_implementation='{backend}' does not support a {what}; use 'sdpa' or 'eager'.")
 
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -156,7 +177,7 @@ class AttentionFields(Part):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
-        if is_whole or self.num_key_value_heads == 1 or getattr(self, "kv_lora_rank", None):
+        if is_whole or self.num_key_value_heads == 1 or self.kv_lora_rank:
             return
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
@@ -186,7 +207,7 @@ class Attention(nn.Module):
     (2023), q/k norm per head after Henry et al. (2020) as in Qwen3, the gate after Qiu et al. (2025).
     """
 
-    latent_states: Any = None  # a method where queries, keys and values come from latent vectors
+    projects_states = True  # whether self-attention's queries, keys and values are the states times one matrix each
 
     def __init__(self, config, layer_idx: int, is_causal: bool, is_cross_attention: bool = False):
         super().__init__()
@@ -215,9 +236,10 @@ class Attention(nn.Module):
         if self.has_sinks:  # backends take a module that has the attribute for one with sinks
             self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
         kind = None if is_cross_attention else config.position_type
-        own_bias = kind in BIASES and getattr(config, "relative_bias_per_layer", False)
-        self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if own_bias else None
-        self.relative_keys = KEY_TERMS[kind](config) if kind in KEY_TERMS else None
+        bias = config.parts["biases"].get(kind) if config.relative_bias_per_layer else None
+        self.relative_bias = bias(config, bidirectional=not is_causal) if bias else None
+        key_terms = config.parts["key_terms"].get(kind)
+        self.relative_keys = key_terms(config) if key_terms else None
         self._check_backend()
 
     def add_projections(self, config, is_causal: bool):
@@ -240,8 +262,8 @@ class Attention(nn.Module):
         hidden_states,
         attention_mask=None,
         position_embeddings=None,
-        position_bias=None,
-        query_positions=None,
+        distances=None,
+        places=None,
         key_value_states=None,
         past_key_values=None,
         head_mask=None,
@@ -252,15 +274,13 @@ class Attention(nn.Module):
 
         Args:
             key_value_states: [B, S, C], the source of keys and values of cross-attention.
-            position_bias: [1 or B, H, T, S], added to the scores, or None.
             head_mask: [H] or [B, H], multiplies each head's output, or None.
-            attention_mask, position_embeddings, query_positions, earlier: as in `layer.LayerInputs`.
+            attention_mask, position_embeddings, distances, places, earlier: as in `layer.LayerInputs`.
         """
         self._check_backend()  # it may be another one since
-        if self.is_cross_attention:
-            query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)
-        elif self.latent_states is not None:
-            query, key, value = self.latent_states(hidden_states, position_embeddings, past_key_values, kwargs)
+        if self.is_cross_attention or not self.projects_states:
+            given = (hidden_states, key_value_states, position_embeddings, past_key_values)
+            query, key, value = self.states_of(*given, kwargs)
         else:
             # vLLM makes one product of these calls where they stand in this source, each once.
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
@@ -270,7 +290,7 @@ class Attention(nn.Module):
             key, value = self.before_cache(key, value, earlier)
             key, value = self._with_past(key, value, past_key_values, kwargs)  # [B, K, S, D]
         if self.has_relative_terms:
-            attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions)
+            attention_mask = self._relative_mask(query, key, attention_mask, distances, places)
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
         if self.has_sinks:
@@ -299,7 +319,7 @@ class Attention(nn.Module):
 
     def _own_heads(self, terms, dim: int, heads: int):
         """Of a term for each head, H along `dim`, the entries of the remaining heads that this process holds."""
-        if terms.shape[dim] == heads:
+        if terms.shape[dim] in (1, heads):
             return terms
         if self.is_pruned:
             return terms.index_select(dim, torch.tensor(self.heads, device=terms.device))
@@ -330,7 +350,7 @@ class Attention(nn.Module):
         own = getattr(past_key_values, "self_attention_cache", past_key_values)
         return (key, value) if own is None else own.update(key, value, self.layer_idx)
 
-    def _cross_states(self, hidden_states, key_value_states, past_key_values):
+    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs):
         """Queries [B, H, T, D] of these states, keys and values [B, K, S, D] of the encoder's."""
         query = self._split_heads(self.q_proj(hidden_states), self.q_norm)
         return query, *self._cross_keys_values(key_value_states, past_key_values)
@@ -346,41 +366,27 @@ class Attention(nn.Module):
         past_key_values.is_updated[self.layer_idx] = True  # last: what fails before leaves no hole
         return keys_values
 
-    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions):
-        """The mask with the relative terms in it."""
-        if self.relative_bias is not None:
-            position_bias = self.relative_bias(query_positions, key.shape[2])
-        if self.relative_keys is not None:
-            position_bias = self.relative_keys(query, key, query_positions) * self.scaling
-        position_bias = self._own_heads(position_bias, 1, query.shape[1]).to(query.dtype)
-        return self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
+    def _relative_mask(self, query, key, attention_mask, distances, places):
+        """The mask [1 or B, H, T, S] with the relative terms in it, those of the remaining heads."""
+        terms = self._own_terms(query, key, distances, places)
+        if terms is not None:
+            terms = self._own_heads(terms, 1, query.shape[1]).to(query.dtype)
+            return with_bias(self.config, attention_mask, terms, places if self.is_causal else None)
+        return self._own_heads(attention_mask, 1, query.shape[1])  # the stack has put the bias of all layers into it
 
-    def _with_bias(self, attention_mask, bias, query_positions, key_length):
-        """Mask and bias as one additive mask [B, H, T, S], causal where the backend was left to be so by itself."""
-        if not isinstance(attention_mask, torch.Tensor | None):
-            self._refuse_backends("", "relative position term")
-        if attention_mask is None and self.is_causal:
-            keys = torch.arange(key_length, device=bias.device)
-            attention_mask = (keys[None, :] <= query_positions[:, None])[None, None]
-        if attention_mask is None:
-            return bias
-        if attention_mask.dtype == torch.bool:
-            return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
-        return (bias + attention_mask).clamp(min=torch.finfo(bias.dtype).min)
+    def _own_terms(self, query, key, distances, places):
+        """What this layer alone adds to the scores, [1 or B, H, T, S], or None."""
+        if self.relative_keys is not None:
+            return self.relative_keys(query, key, places) * self.scaling
+        return None if self.relative_bias is None else self.relative_bias(places, key.shape[2])
 
     def _check_backend(self) -> None:
         """Refuse an attention backend that knows nothing of what this layer has."""
         if self.softcap is not None:
-            self._refuse_backends("paged", "soft cap of scores")
+            refuse_backends(self.config, "paged", "soft cap of scores")
         if self.is_pruned:
-            self._refuse_backends(("vllm", "paged"), "layer of fewer heads")
+            refuse_backends(self.config, ("vllm", "paged"), "layer of fewer heads")
         if self.has_sinks:
-            self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
+            refuse_backends(self.config, ("flash", "vllm", "paged"), "attention sink")
         if self.has_relative_terms:
-            self._refuse_backends(("flash", "vllm", "paged"), "relative position term")
-        if self.latent_states is not None:
-            self._refuse_backends(("vllm", "paged"), "cache of latent vectors")
-
-    def _refuse_backends(self, prefixes, what: str) -> None:
-        if (backend := self.config._attn_implementation or "").startswith(prefixes):
-            raise ValueError(f"attn_implementation='{backend}' does not support a {what}; use 'sdpa' or 'eager'.")
+            refuse_backends(self.config, ("flash", "vllm", "paged"), "relative position term")

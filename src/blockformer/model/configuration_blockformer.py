@@ -6,22 +6,22 @@ of values (see `presets/`).
 """
 
 from dataclasses import fields
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from transformers import PretrainedConfig
 
 from .attention import AttentionFields
-from .axes import FLAG, axes, axis, blocks_of, check_choice, did_you_mean, flag, is_integer, parts_of
+from .axes import BLOCKS, FLAG, axes, axis, blocks_of, check_choice, did_you_mean, flag, is_integer, parts_of
 from .compat import generation_field_names, tell_peft
-from .feed_forward import ACT2FN, FeedForwardFields
+from .feed_forward import ACT2FN, FeedForward, FeedForwardFields
 from .layer import LayerFields
 from .normalization import NormFields
-from .positions import PositionFields
-from .relative_bias import RelativeBiasFields
-from .relative_keys import RelativeKeys  # noqa: F401 - which enters its position types
+from .positions import LEARNED, RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL, LearnedPositions, PositionFields
+from .relative_bias import RelativeBias, RelativeBiasFields
+from .relative_keys import RelativeKeys
 from .release import FORMAT, STAMP, VERSION
-from .rotary import RotaryFields
-from .sinusoidal import SinusoidalPositions  # noqa: F401 - which enters its position types
+from .rotary import RotaryFields, make_rotary
+from .sinusoidal import SinusoidalPositions
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
@@ -64,6 +64,20 @@ class BlockformerConfig(
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
         "norm": (["hidden_states"], ["hidden_states"]),
     }
+
+    # What serves the values of an axis, most of them position types; a topology adds what only it has.
+    parts: ClassVar[dict[str, dict]] = {
+        "vectors": dict.fromkeys(LEARNED, LearnedPositions) | dict.fromkeys(SINUSOIDAL, SinusoidalPositions),
+        "rotations": {"rotary": make_rotary},  # of queries and keys
+        "biases": dict.fromkeys(RELATIVE_BIAS, RelativeBias),  # of the scores
+        "distances": {},  # vectors of them, for an attention of their own
+        "key_terms": dict.fromkeys(RELATIVE_KEYS, RelativeKeys),  # of the scores, by a layer's queries and keys
+        "attention": {},  # where it is not the usual one
+        "mlp": {"dense": FeedForward},  # by a layer's entry in `mlp_layer_types`
+    }
+    if not TYPE_CHECKING:  # fields of one topology that every config is asked for: the others have none of it
+        kv_lora_rank = mlp_layer_types = num_experts = num_hidden_groups = token_embedding_size = v_head_dim = None
+        router_selection_bias = False
 
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")
@@ -126,7 +140,7 @@ class BlockformerConfig(
         for name, each in axes(type(self)).items():
             each.check(name, vars(self)[name])  # quicker than an attribute, which the library looks up in three places
         _check_tokens(self)
-        check_counts(max(self.num_hidden_layers, getattr(self, "decoder_layers", None) or 0), kwargs.get("num_labels"))
+        check_counts(max(self.num_hidden_layers, self.stack_sizes(True)[0]), kwargs.get("num_labels"))
         if (dtype := kwargs.get("torch_dtype") if self.dtype is None else self.dtype) is not None:
             check_choice("dtype", dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch."), DTYPES)
         if self.problem_type is not None:
@@ -190,12 +204,19 @@ class BlockformerConfig(
     @property
     def token_size(self) -> int:
         """The width of token vectors."""
-        return getattr(self, "token_embedding_size", None) or self.embedding_size or self.hidden_size
+        return self.token_embedding_size or self.embedding_size or self.hidden_size
 
     @property
     def output_size(self) -> int:
         """The width of a stack's states as heads read them."""
-        return getattr(self, "token_embedding_size", None) or self.hidden_size
+        return self.token_embedding_size or self.hidden_size
+
+    def scheme(self, gives: str):
+        """What makes the module of the position type if that gives this, one of `parts`; else None."""
+        own = BLOCKS["position_type"].get(self.position_type)
+        if own is None:
+            return self.parts[gives].get(self.position_type)
+        return own if own.gives == gives else None
 
     def stack_sizes(self, is_decoder: bool) -> tuple[int, int]:
         """Layers and vocabulary of a stack."""
@@ -213,10 +234,10 @@ class BlockformerConfig(
     def _check_sizes(self) -> None:
         """Refuse sizes that no machine holds, by the longest table of vectors times the widest vector."""
         widths, tables = ([getattr(self, name, 0) or 0 for name in names] for names in (_WIDTHS, _TABLES))
-        heads = self.num_attention_heads * max(self.head_dim or 0, getattr(self, "v_head_dim", 0) or 0)
+        heads = self.num_attention_heads * max(self.head_dim or 0, self.v_head_dim or 0)
         width = max(*widths, self.inner_width_of(is_causal=True) or 0, heads)
-        deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
-        numbers = width * max(*tables, deepest * (getattr(self, "num_experts", 0) or 1) * width)
+        deepest = max(self.num_hidden_layers, self.stack_sizes(is_decoder=True)[0])
+        numbers = width * max(*tables, deepest * (self.num_experts or 1) * width)
         if numbers > _MOST_NUMBERS:
             many = f"{numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}"
             names = "vocab_size, hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings"
@@ -246,7 +267,7 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
 
 def _check_tokens(config) -> None:
     """Special tokens are tokens of the vocabulary that they are used in."""
-    target_size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    _, target_size = config.stack_sizes(is_decoder=True)
     either_size = max(config.vocab_size, target_size)
     sizes = {"pad_token_id": either_size, "bos_token_id": either_size, "eos_token_id": either_size}
     for name, size in {**sizes, "decoder_start_token_id": target_size}.items():

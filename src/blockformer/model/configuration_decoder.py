@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from .alibi import Alibi  # noqa: F401 - which enters its position type
+from .alibi import Alibi
 from .awq_linear import LinearFields
 from .axes import axis, flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
-from .experts import ExpertsFields
-from .latent_attention import LatentFields
+from .experts import ExpertsFields, SparseFeedForward
+from .latent_attention import LatentAttention, LatentFields
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
@@ -41,6 +41,11 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
 
     model_type = "blockformer_decoder"
     keys_to_ignore_at_inference = ["past_key_values", "cache", "aux_loss", "router_logits"]
+    parts = BlockformerConfig.parts | {
+        "biases": BlockformerConfig.parts["biases"] | {"alibi": Alibi},
+        "attention": {"latent": LatentAttention},
+        "mlp": BlockformerConfig.parts["mlp"] | {"sparse": SparseFeedForward},
+    }
     is_decoder: bool = True
     token_embedding_size: int | None = axis(
         None, "a positive integer", "size", "width of token vectors and final states, projected to C and back, if any"

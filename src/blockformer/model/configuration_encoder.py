@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from .axes import axis
 from .configuration_blockformer import BlockformerConfig
-from .disentangled import DisentangledFields
+from .disentangled import DisentangledAttention, DisentangledFields, Distances
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
@@ -41,6 +41,10 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
     """
 
     model_type = "blockformer_encoder"
+    parts = BlockformerConfig.parts | {
+        "distances": {"disentangled": Distances},
+        "attention": {"disentangled": DisentangledAttention},
+    }
     is_decoder: bool = False
     num_hidden_groups: int | None = axis(
         None, "a positive integer", "size", "groups of successive layers that share their weights; None: no layers do"

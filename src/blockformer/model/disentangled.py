@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from .attention import Attention
 from .normalization import make_norm
-from .positions import ATTENTIONS, BIASES
 from .relative_bias import RelativeBiasFields
 
 
@@ -46,7 +45,7 @@ class Distances(nn.Module):
         self.embedding = nn.Embedding(2 * config.relative_attention_num_buckets, config.hidden_size)
         self.norm = make_norm(config, config.hidden_size)
 
-    def forward(self, query_positions, key_length: int):
+    def forward(self):
         return self.norm(self.embedding.weight)
 
 
@@ -56,23 +55,23 @@ class DisentangledAttention(Attention):
     Distances up to half of the buckets have a bucket each, farther ones share one, wider with the logarithm.
     """
 
-    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions):
-        return self._mask_of(query, key, attention_mask, *self._of_distances(position_bias))
+    def _own_terms(self, query, key, distances, places):
+        return self._terms_of(query, key, *self._of_distances(distances))
 
     def _of_distances(self, vectors):
         """Queries and keys [1, H, E, D] of the vectors of `Distances`, [E, C]."""
         vectors = F.dropout(vectors, self.config.hidden_dropout, self.training)[None]
         return self._split_heads(self.q_proj(vectors)), self._split_heads(self.k_proj(vectors))
 
-    def _mask_of(self, query, key, attention_mask, queries, keys):
-        """Queries and keys [B, H, T, D] -> the mask with the terms of distances in it, [B, H, T, T]."""
+    def _terms_of(self, query, key, queries, keys):
+        """Queries and keys [B, H, T, D], and those of distances -> [B, H, T, T]."""
         length = query.shape[2]
         positions = torch.arange(length, device=query.device)
         buckets = self._bucket(positions[:, None] - positions[None, :])
         buckets = buckets.expand(*query.shape[:2], length, length)
         to_keys = (query @ keys.transpose(2, 3)).gather(-1, buckets)
         to_queries = (key @ queries.transpose(2, 3)).gather(-1, buckets.transpose(2, 3)).transpose(2, 3)
-        return self._with_bias(attention_mask, (to_keys + to_queries) * self.scaling, None, length)
+        return (to_keys + to_queries) * self.scaling
 
     def _bucket(self, distance):
         """Distances query - key, int64 of any shape -> numbers of vectors, of the same shape."""
@@ -82,6 +81,3 @@ class DisentangledAttention(Attention):
         growth = torch.log(far / half) / torch.log(torch.tensor((farthest - 1) / half))
         wide = (torch.ceil(growth * (half - 1)) + half).long() * distance.sign()
         return (torch.where(distance.abs() <= half, distance, wide) + span).clamp(0, 2 * span - 1)
-
-
-ATTENTIONS["disentangled"], BIASES["disentangled"] = DisentangledAttention, Distances

@@ -12,7 +12,7 @@ from transformers import initialization as init
 from transformers.integrations import use_experts_implementation
 
 from .axes import Part, axis, flag
-from .feed_forward import FEED_FORWARDS, FeedForward, make_activation
+from .feed_forward import FeedForward, make_activation
 from .losses import share_of_items
 
 # Not supported with experts: no family has both.
@@ -242,6 +242,3 @@ def add_router_loss(output, config, router_logits, attention_mask, targets, num_
         if (whole := output["loss"]) is not None:
             share = share_of_items(targets, num_items_in_batch, whole.device)
             output["loss"] = whole + config.router_aux_loss_coef * loss.to(whole.device) * share
-
-
-FEED_FORWARDS["sparse"] = SparseFeedForward

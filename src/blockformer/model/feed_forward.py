@@ -79,6 +79,3 @@ class FeedForward(nn.Module):
         weight = getattr(self.down_proj, "weight", None)
         fits = not isinstance(weight, torch.Tensor) or not weight.is_floating_point() or weight.dtype == inner.dtype
         return inner if fits or torch.is_autocast_enabled(inner.device.type) else inner.to(weight.dtype)
-
-
-FEED_FORWARDS: dict[str, type[nn.Module]] = {"dense": FeedForward}  # a layer's kinds; experts.py adds its own

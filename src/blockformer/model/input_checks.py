@@ -59,6 +59,8 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
 
     None or a ready 4D mask is not looked at. `cu_seq_lens` says where the sequences of the input begin, or is None.
     """
+    if encoder_hidden_states is None:
+        return
     if not stack.has_cross_attention:
         raise ValueError("encoder_hidden_states needs cross-attention: set add_cross_attention=True in the config.")
     if cu_seq_lens is not None:

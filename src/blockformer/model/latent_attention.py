@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .attention import Attention, AttentionFields
+from .attention import Attention, AttentionFields, refuse_backends
 from .axes import axis
 from .normalization import RMSNorm
-from .positions import ATTENTIONS, rotate
+from .positions import rotate
 from .rotary import RotaryFields, rotary_size
 
 OF_LATENTS = ("q_lora_rank", "v_head_dim", "latent_norm_eps")  # fields that need `kv_lora_rank`
@@ -66,6 +66,8 @@ class LatentAttention(Attention):
     one part of its own, W" c; its value is made from c, too. Queries may have a latent vector of their own.
     """
 
+    projects_states = False
+
     def add_projections(self, config, is_causal):
         """As in the usual attention, but from latent vectors to heads, and before that from states to them."""
         width, heads, bias = config.hidden_size, config.num_attention_heads, config.attention_bias
@@ -83,7 +85,7 @@ class LatentAttention(Attention):
         self.q_proj = nn.Linear(config.q_lora_rank or width, heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(heads * config.v_head_dim, width, config.attention_output_bias)
 
-    def latent_states(self, hidden_states, position_embeddings, past_key_values, kwargs):
+    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs):
         """States [B, T, C] -> what `with_heads` gives. A cache keeps what it is given, one head of keys and values."""
         latents = self.kv_a_norm(self.kv_a_proj(hidden_states))[:, None]
         shared = rotate(self.k_rope_proj(hidden_states)[:, None], *position_embeddings)
@@ -93,11 +95,12 @@ class LatentAttention(Attention):
         query = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return self.with_heads(rotate(query, *position_embeddings), latents, shared)
 
+    def _check_backend(self):
+        super()._check_backend()
+        refuse_backends(self.config, ("vllm", "paged"), "cache of latent vectors")
+
     def with_heads(self, query, latents, shared):
         """[B, H, T, D], [B, 1, S, L], [B, 1, S, R] -> queries, keys [B, H, S, D] and values [B, H, S, V]."""
         own = self.k_proj(latents[:, 0]).unflatten(-1, (-1, self.head_dim - shared.shape[-1])).transpose(1, 2)
         value = self.v_proj(latents[:, 0]).unflatten(-1, (-1, self.config.v_head_dim)).transpose(1, 2)
         return query, torch.cat((shared.expand(-1, own.shape[1], -1, -1), own), dim=-1), value
-
-
-ATTENTIONS["latent"] = LatentAttention

@@ -12,9 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention, layer_type_of
 from .axes import BLOCKS, Part, axis, flag
-from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
-from .positions import ATTENTIONS
 
 PARALLEL = ("parallel", "parallel_shared_norm")  # residuals whose sub-layers read the same states
 # Where a sub-layer f has norms: post(y + output(f(pre(y)))) with y = input(x).
@@ -80,28 +78,57 @@ class Earlier:
         self.input_ids = (input_ids, True)
 
 
+class StackInputs(NamedTuple):
+    """What a forward is planned from: states of embedded tokens, and what says who sees whom.
+
+    Attributes:
+        position_ids: [1 or B, T], each token's position in its text.
+        given_positions: [B, T], those that the caller gave, which may count several texts in a row, or None.
+        places: int [T], where the tokens are among the keys.
+        source: an encoder's states [B, S, C] and their mask, or twice None.
+        head_masks: of self-attention and of cross-attention, or None.
+        named: what layers get by name.
+    """
+
+    hidden_states: torch.Tensor
+    input_ids: torch.Tensor | None
+    attention_mask: Any
+    position_ids: torch.Tensor
+    given_positions: torch.Tensor | None
+    places: torch.Tensor
+    past_key_values: Any
+    source: tuple[Any, Any]
+    head_masks: tuple[Any, Any]
+    use_cache: bool
+    reads_padding: bool
+    named: dict
+
+
 class LayerInputs(NamedTuple):
     """What every layer reads in addition to the states; the stack makes it once for all of them.
 
     A tuple, since hooks that move or cast a module's inputs look into tuples and dicts, and into no other object.
 
     Attributes:
-        masks: layer type -> the mask of self-attention in the backend's form, or None.
+        masks: layer type -> the mask of self-attention in the backend's form, or None. A bias that all layers share is
+            in it: then it is [1 or B, H, T, S].
         rotations: layer type -> cosines and signed sines for `rotate`, each [B, 1, T, D]; empty if not rotary.
-        query_positions: int [T], the queries' places among the keys.
+        places: int [T], where the queries are among the keys.
         encoder_mask: the mask of cross-attention in the backend's form, or None.
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.
         cross_head_mask: as `head_mask`, in cross-attention.
         earlier: what layers of this forward leave for later ones.
+        distances: [E, C], vectors of distances where attention is disentangled, or None.
     """
 
     masks: dict
     rotations: dict
-    query_positions: torch.Tensor
+    places: torch.Tensor
     encoder_mask: Any = None
     head_mask: torch.Tensor | None = None
     cross_head_mask: torch.Tensor | None = None
     earlier: Any = None
+    distances: torch.Tensor | None = None
 
 
 class Layer(GradientCheckpointingLayer):
@@ -115,18 +142,15 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         self.layer_idx = layer_idx
         self.layer_type = layer_type_of(config, layer_idx, is_causal)
-        rotating = getattr(config, "rope_layers", None)
-        self.rotates = rotating is None or rotating[layer_idx]
+        self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
-        kind = "latent" if getattr(config, "kv_lora_rank", None) else config.position_type
-        usual = ATTENTIONS.get(kind, Attention)
+        usual = config.parts["attention"].get("latent" if config.kv_lora_rank else config.position_type, Attention)
         self.self_attn = BLOCKS["attention_type"].get(config.attention_type, usual)(config, layer_idx, is_causal)
         self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
-        kinds = getattr(config, "mlp_layer_types", None)
-        usual = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"]
+        usual = config.parts["mlp"][config.mlp_layer_types[layer_idx] if config.mlp_layer_types else "dense"]
         self.mlp = BLOCKS["mlp_type"].get(config.mlp_type, usual)(config, config.inner_width_of(is_causal))
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
@@ -137,23 +161,25 @@ class Layer(GradientCheckpointingLayer):
         self,
         hidden_states,
         encoder_hidden_states=None,
-        position_bias=None,
+        attention_mask=None,
+        distances=None,
         layer_inputs: LayerInputs | None = None,
         past_key_values=None,
         **kwargs,
     ):
-        """hidden_states [B, T, C], encoder_hidden_states [B, S, C], position_bias [1, H, T, S] -> [B, T, C].
+        """hidden_states [B, T, C], encoder_hidden_states [B, S, C] -> [B, T, C].
 
-        Reentrant checkpointing follows gradients of positional arguments only. The attention backend gets `kwargs`.
+        The layer's own mask and `distances` of `layer_inputs` stand before them, since reentrant checkpointing follows
+        gradients of positional arguments only. The attention backend gets `kwargs`.
         """
         hidden_states = self._norm("self_attn", "input", hidden_states)
         states = self._norm("self_attn", "pre", hidden_states)
         change = self.self_attn(
             states,
-            attention_mask=layer_inputs.masks[self.layer_type],
+            attention_mask=attention_mask,
             position_embeddings=layer_inputs.rotations.get(self.layer_type) if self.rotates else None,
-            position_bias=position_bias,
-            query_positions=layer_inputs.query_positions,
+            distances=distances,
+            places=layer_inputs.places,
             past_key_values=past_key_values,
             head_mask=None if layer_inputs.head_mask is None else layer_inputs.head_mask[self.layer_idx],
             earlier=layer_inputs.earlier,

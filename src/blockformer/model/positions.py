@@ -19,6 +19,7 @@ POSITION_TYPES = tuple(
 # Positions that are computed, that have a table, and that have a bias of the scores.
 SINUSOIDAL = ("sinusoidal", "sinusoidal_halves", "sinusoidal_inclusive")
 LEARNED, RELATIVE_BIAS = ("learned", "learned_relative_bias"), ("relative_bias", "learned_relative_bias")
+RELATIVE_KEYS = ("relative_key", "relative_key_query")
 
 
 @dataclass(eq=False, repr=False)
@@ -42,27 +43,14 @@ class PositionFields(Part):
 
     def share_out(self, plan, has_cross_attention):
         """Vectors of distances are whole in each process, and their gradients are added."""
-        if self.position_type in KEY_TERMS:
+        if self.position_type in RELATIVE_KEYS:
             plan["layers.*.self_attn.relative_keys.embedding"] = SHARED
-
-
-# The modules of each position type, by its name; sinusoidal.py, rotary.py and the like add theirs.
-ROTATIONS: dict = {}  # cosines and sines that rotate queries and keys, of a config
-BIASES: dict = {}  # biases of the scores that layers share, of a config and whether both sides are seen
-ATTENTIONS: dict = {}  # the self-attention that reads them, where it is not the usual one
-KEY_TERMS: dict = {}  # terms of the scores that a layer's queries and keys give, of a config
-
-
-def scheme_of(gives: str, kind: str):
-    """What makes the module of a position type that gives "vectors", "rotations" or "biases", or None."""
-    if (own := BLOCKS["position_type"].get(kind)) is not None:
-        return own if own.gives == gives else None
-    return {"vectors": TABLES, "rotations": ROTATIONS, "biases": BIASES}[gives].get(kind)
 
 
 def adds_to_scores(kind: str) -> bool:
     """Whether a position type has a bias of the scores or any other term of them."""
-    return kind in KEY_TERMS or scheme_of("biases", kind) is not None
+    own = getattr(BLOCKS["position_type"].get(kind), "gives", None)
+    return own == "biases" or kind in (*RELATIVE_BIAS, *RELATIVE_KEYS, "alibi", "disentangled")
 
 
 class LearnedPositions(nn.Embedding):
@@ -104,9 +92,6 @@ class ComputedPositions(nn.Module):
         if self.inv_freq.dtype != torch.float32 or not self.inv_freq.is_meta:
             self._set_frequencies(self.inv_freq.device)
         return self
-
-
-TABLES: dict = dict.fromkeys(LEARNED, LearnedPositions)  # what is added to the embeddings, of a config
 
 
 def positions_from_mask(attention_mask):

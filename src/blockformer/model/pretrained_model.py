@@ -46,7 +46,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         self._no_split_modules = (layer_class(config).__name__,)
         if config.float32_down_proj:
             self._keep_in_fp32_modules = {"down_proj"}
-        if getattr(config, "router_selection_bias", False):  # a rounded one would choose other experts
+        if config.router_selection_bias:  # a rounded one would choose other experts
             self._keep_in_fp32_modules_strict = {"gate"}
 
     @classmethod
@@ -68,11 +68,6 @@ class BlockformerPreTrainedModel(PreTrainedModel):
             if hasattr(module, "after_loading"):
                 module.after_loading(name)
         return (model, info) if wants_info else model
-
-    def train(self, mode=True):
-        """As in PyTorch."""
-        self.runtime.before_training(self, mode)
-        return super().train(mode)
 
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
         """As the library counts them, and the 4-bit weights, which are not parameters in torch's sense."""

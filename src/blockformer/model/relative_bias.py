@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .axes import SHARED, Part, axis, flag
-from .positions import BIASES, RELATIVE_BIAS
+from .positions import RELATIVE_BIAS
 
 
 @dataclass(eq=False, repr=False)
@@ -74,11 +74,8 @@ class RelativeBias(nn.Module):
         wide = exact + (growth * (buckets - exact)).long()
         return offset + torch.where(distance < exact, distance, wide.clamp(max=buckets - 1))
 
-    def forward(self, query_positions, key_length: int):
-        """query_positions [T] -> [1, H, T, S], to be added to the attention scores."""
-        keys = torch.arange(key_length, device=query_positions.device)
-        buckets = self.bucket(keys[None, :] - query_positions[:, None])  # [T, S]
+    def forward(self, places, key_length: int):
+        """places [T] -> [1, H, T, S], to be added to the attention scores."""
+        keys = torch.arange(key_length, device=places.device)
+        buckets = self.bucket(keys[None, :] - places[:, None])  # [T, S]
         return self.embedding(buckets).permute(2, 0, 1)[None]  # [1, H, T, S]
-
-
-BIASES |= dict.fromkeys(RELATIVE_BIAS, RelativeBias)

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .axes import axis, check_choice, did_you_mean, is_number
-from .positions import ROTATIONS, ComputedPositions, PositionFields
+from .positions import ComputedPositions, PositionFields
 
 # Each rotary type of transformers with the parameters that it cannot do without.
 ROPE_TYPES = {
@@ -169,6 +169,3 @@ def make_rotary(config) -> nn.Module:
     if "rope_type" in config.rope_parameters:
         return RotaryPositions(config)
     return nn.ModuleDict({layer_type: RotaryPositions(config, layer_type) for layer_type in config.rope_parameters})
-
-
-ROTATIONS["rotary"] = make_rotary

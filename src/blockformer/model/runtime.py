@@ -13,37 +13,30 @@ from transformers.generation import GenerationMixin
 class Runtime:
     """The plain way, which serves every model: padding is computed like other tokens, and every hook sees [B, T, C]."""
 
+    def plan(self, stack, inputs):
+        """The `layer.LayerInputs` of a forward, made once for all layers of a stack from its `layer.StackInputs`."""
+        return stack.plan(inputs)
+
+    def layers(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
+        """States [B, T, C] after all layers, which get `named` by name."""
+        return stack.run_layers(hidden_states, encoder_hidden_states, layer_inputs, named)
+
     def step(self, model, arguments: tuple, named: dict):
         """The output of a model that writes for these arguments of its `forward`, or None."""
 
+    def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing: float):
+        """Logits [..., V] (or None) and loss, as `LanguageModelHead.logits_and_loss` gives them, or None."""
+
     def sample(self, model, input_ids, arguments: tuple, named: dict):
         """What `GenerationMixin._sample` gives for a prompt [B, T] and these arguments, or None."""
-
-    def masks(self, stack, hidden_states, attention_mask, past_key_values, position_ids, others: dict):
-        """The mask of each layer type for states [B, T, C] that are embedded, or None.
-
-        Args:
-            attention_mask: as the caller gave it; `position_ids` [B, T] too, if rows may hold several sequences.
-            others: what else the call gives, by name: the source, a head mask, what layers get.
-        """
-
-    def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named: dict):
-        """States [B, T, C] after all layers. It is given what layers are."""
-        return stack.run_layers(hidden_states, encoder_hidden_states, position_bias, layer_inputs, named)
 
     def cache(self, fresh, beams: int = 1):
         """The cache that takes the place of the library's fresh one, for so many rows of each source."""
         return fresh
 
-    def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing: float):
-        """Logits [..., V] (or None) and loss, as `LanguageModelHead.logits_and_loss` gives them, or None."""
-
     def output(self, output_class: type, **fields):
         """What a `forward` returns."""
         return output_class(**fields)
-
-    def before_training(self, model, mode: bool):
-        """Called before a model enters training mode, or leaves it if `mode` is false."""
 
 
 def by_runtime(forward):

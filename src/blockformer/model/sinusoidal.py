@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from .positions import SINUSOIDAL, TABLES, ComputedPositions
+from .positions import ComputedPositions
 
 
 class SinusoidalPositions(ComputedPositions):
@@ -48,6 +48,3 @@ class SinusoidalPositions(ComputedPositions):
         if self.halves:
             return torch.cat((sines, cosines), dim=-1)[..., : self.hidden_size]
         return torch.stack((sines, cosines), dim=-1).flatten(-2)[..., : self.hidden_size]  # [B, T, C]
-
-
-TABLES |= dict.fromkeys(SINUSOIDAL, SinusoidalPositions)

@@ -5,6 +5,8 @@ What all layers need of a batch is made once: positions, masks and rotations.
 B batch, T query length, S key length, C hidden size.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -12,11 +14,12 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
+from .attention import with_bias
 from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
-from .layer import Earlier, LayerInputs, layer_class
+from .layer import Earlier, LayerInputs, StackInputs, layer_class
 from .normalization import make_norm
-from .positions import flattened_positions, positions_from_mask, rotations_of, scheme_of, sequence_numbers
+from .positions import flattened_positions, positions_from_mask, rotations_of, sequence_numbers
 from .pretrained_model import BlockformerPreTrainedModel
 
 logger = logging.get_logger(__name__)
@@ -48,15 +51,16 @@ class Stack(BlockformerPreTrainedModel):
         types, task_types = config.type_vocab_size, config.task_type_vocab_size
         self.embed_token_types = nn.Embedding(types, width) if types else None
         self.embed_task_types = nn.Embedding(task_types, width) if task_types else None
-        schemes = (scheme_of(gives, config.position_type) for gives in ("vectors", "rotations", "biases"))
-        vectors, rotations, biases = schemes
+        vectors, rotations, biases, distances = map(config.scheme, ("vectors", "rotations", "biases", "distances"))
         self.embed_positions = vectors(config) if vectors else None
         self.embedding_norm = make_norm(config, width) if config.embedding_norm else None
         self.embed_projection = None if width == config.hidden_size else nn.Linear(width, config.hidden_size)
         self.rotary_emb = rotations(config) if rotations else None
-        has_bias = biases and not getattr(config, "relative_bias_per_layer", False)
-        self.relative_bias = biases(config, bidirectional=not is_causal) if has_bias else None
-        groups = getattr(config, "num_hidden_groups", None) or num_layers
+        shared = None if config.relative_bias_per_layer else biases or distances
+        self.relative_bias: Any = shared(config, bidirectional=not is_causal) if shared else None
+        self.has_distances = distances is not None
+        self.has_shared_bias = shared is not None and not self.has_distances
+        groups = config.num_hidden_groups or num_layers
         self.passes = num_layers // groups  # more than one where layers share weights
         layer = layer_class(config)
         self.layers = nn.ModuleList(layer(config, index, is_causal, has_cross_attention) for index in range(groups))
@@ -101,56 +105,73 @@ class Stack(BlockformerPreTrainedModel):
             `last_hidden_state` [B, T, the config's `output_size`], the cache, and what was requested by
             `output_hidden_states` (each layer's input and the final state) and `output_attentions` (eager backend).
         """
-        _, vocab_size = self.config.stack_sizes(self.is_causal)
+        tokens, starts = input_ids if inputs_embeds is None else inputs_embeds, kwargs.get("cu_seq_lens_q")
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
-        inputs = (input_ids, inputs_embeds, attention_mask, past_key_values)
-        mask_is_all_ones = check_inputs(self.config, vocab_size, *inputs, types)
-        attention_mask = None if mask_is_all_ones else attention_mask
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        starts = kwargs.get("cu_seq_lens_q")
-        if encoder_hidden_states is not None:
-            check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
+        checked = (input_ids, inputs_embeds, attention_mask, past_key_values, types)
+        hides_nothing = check_inputs(self.config, self.config.stack_sizes(self.is_causal)[1], *checked)
+        check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
-        use_cache = self._uses_cache(use_cache, past_key_values)
         position_ids = self._given_positions(tokens, position_ids, starts)
-        given_positions = None if position_ids is None else position_ids.expand(tokens.shape[:2])
+        use_cache = self._uses_cache(use_cache, past_key_values)
+        attention_mask = None if hides_nothing else attention_mask
+
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
-        position_ids, query_positions = self._resolve_positions(
-            hidden_states, attention_mask, position_ids, past_key_values
-        )
-        hidden_states = self._embed(hidden_states, position_ids)
-        kwargs |= {"position_ids": given_positions, "past_key_values": past_key_values, "use_cache": use_cache}
-        others = {
-            "encoder_hidden_states": encoder_hidden_states,
-            "head_mask": head_mask,
-            "reads_padding": reads_padding,
-        }
-        others |= kwargs
-        packed = None if mask_is_all_ones else given_positions
-        masks = self._masks(hidden_states, attention_mask, past_key_values, packed, others)
+        past = cached_length(past_key_values)
+        places = torch.arange(tokens.shape[1], device=hidden_states.device) + past
+        positions = self._counted_positions(places, attention_mask, past) if position_ids is None else position_ids
+        hidden_states = self._embed(hidden_states, positions)
+
+        named = kwargs | {"position_ids": None if position_ids is None else position_ids.expand(tokens.shape[:2])}
+        # A mask without padding says that each row is one text, whatever the positions are.
+        positions = (positions, None if hides_nothing else named["position_ids"], places)
+        source = (encoder_hidden_states, encoder_attention_mask)
+        cross_mask = head_mask if cross_attn_head_mask is None and self.config.is_decoder else cross_attn_head_mask
+        given = (hidden_states, input_ids, attention_mask, *positions, past_key_values, source, (head_mask, cross_mask))
+        layer_inputs = self.runtime.plan(self, StackInputs(*given, use_cache, reads_padding, named))
+
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
-            kwargs["past_key_values"] = past_key_values
-        if cross_attn_head_mask is None and not self.config.is_encoder_decoder:
-            cross_attn_head_mask = head_mask
-        rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
-        encoder_mask = self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
-        own = (query_positions, encoder_mask, head_mask, cross_attn_head_mask, Earlier(input_ids))
-        position_bias = self._position_bias(query_positions, past_key_values)
-        given = (encoder_hidden_states, position_bias, LayerInputs(masks, rotations, *own), kwargs)
-        hidden_states = self.after_layers(self.runtime.layers(self, hidden_states, *given))
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, **{CACHE: past_key_values if use_cache else None}
+        named = named | {"past_key_values": past_key_values, "use_cache": use_cache}
+        states = self.runtime.layers(self, hidden_states, encoder_hidden_states, layer_inputs, named)
+
+        cache = {CACHE: past_key_values if use_cache else None}
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.after_layers(states), **cache)
+
+    def plan(self, inputs: StackInputs, masks: dict | None = None) -> LayerInputs:
+        """What all layers read. The bias that they share goes into the masks, which are the library's or given here."""
+        states, length, past_key_values = inputs.hidden_states, inputs.places.shape[0], inputs.past_key_values
+        masks = self.plain_masks(inputs) if masks is None else masks
+        if masks and self.has_shared_bias:
+            if past_key_values is not None:
+                length, _ = past_key_values.get_mask_sizes(length, 0)
+            bias, places = self.shared_bias(states, inputs.places, length), inputs.places if self.is_causal else None
+            masks = {kind: with_bias(self.config, mask, bias, places) for kind, mask in masks.items()}
+        rotations = rotations_of(self.rotary_emb, self.config, states, inputs.position_ids)
+        encoder_mask, (source, mask) = None, inputs.source
+        if source is not None:
+            given = {"inputs_embeds": states, "attention_mask": mask, "encoder_hidden_states": source}
+            encoder_mask = create_bidirectional_mask(config=self.config, **given)
+        others = (encoder_mask, *inputs.head_masks, Earlier(inputs.input_ids))
+        return LayerInputs(
+            masks, rotations, inputs.places, *others, self.relative_bias() if self.has_distances else None
         )
 
-    def run_layers(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named: dict):
+    def shared_bias(self, states, places, key_length: int):
+        """The bias [1, H, T, S] that all layers share, in the dtype of the queries made of states [B, T, C]."""
+        device = states.device.type
+        is_cast = device != "meta" and torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if is_cast else states.dtype
+        return self.relative_bias(places, key_length).to(states.device, dtype)
+
+    def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
         """The layers one after the other, as many as the config says while `generate` drafts with the first ones."""
+        masks, distances = layer_inputs.masks, layer_inputs.distances
+        layer_inputs = layer_inputs._replace(masks={}, distances=None)  # each layer gets its own by position
         for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
+            given = (encoder_hidden_states, masks[layer.layer_type], distances)
             for _ in range(self.passes):
-                hidden_states = layer(
-                    hidden_states, encoder_hidden_states, position_bias, layer_inputs=layer_inputs, **named
-                )
+                hidden_states = layer(hidden_states, *given, layer_inputs=layer_inputs, **named)
         return hidden_states
 
     def after_layers(self, hidden_states):
@@ -175,18 +196,15 @@ class Stack(BlockformerPreTrainedModel):
             check_positions(self.config, position_ids, tokens.shape[:2], None)
         return position_ids
 
-    def _resolve_positions(self, hidden_states, attention_mask, position_ids, past_key_values):
-        """Positions [1 or B, T], counted if they are None; the queries' places among the keys, int [T]."""
-        shape, past, longest = hidden_states.shape[:2], cached_length(past_key_values), None
-        query_positions = torch.arange(shape[1], device=hidden_states.device) + past
-        if position_ids is not None:
-            return position_ids, query_positions
+    def _counted_positions(self, places, attention_mask, past):
+        """Positions [1 or B, T] where none are given: a mask's tokens are counted, else all."""
+        length = places.shape[0]
         if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
-            position_ids = positions_from_mask(attention_mask)[:, -shape[1] :]
+            positions, longest = positions_from_mask(attention_mask)[:, -length:], None
         else:
-            position_ids, longest = query_positions[None], past + shape[1] if isinstance(past, int) else None
-        check_positions(self.config, position_ids, shape, longest)
-        return position_ids, query_positions
+            positions, longest = places[None], past + length if isinstance(past, int) else None
+        check_positions(self.config, positions, (positions.shape[0], length), longest)
+        return positions
 
     def _uses_cache(self, use_cache, past_key_values) -> bool:
         if self.config.is_decoder and not self.is_causal and past_key_values is not None:
@@ -197,11 +215,6 @@ class Stack(BlockformerPreTrainedModel):
             logger.warning_once("use_cache=True is ignored with gradient checkpointing: no cache is made.")
             return False
         return self.config.use_cache and not self.training if use_cache is None else use_cache
-
-    def _is_recording(self, kwargs) -> bool:
-        """Whether something of each layer is requested."""
-        names = ("output_hidden_states", "output_attentions", "output_router_logits")
-        return any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
 
     def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids):
         """Tokens or their embeddings, scaled and projected, and their types: [B, T] or [B, T, E] -> [B, T, C]."""
@@ -223,36 +236,15 @@ class Stack(BlockformerPreTrainedModel):
         hidden_states = F.dropout(hidden_states, self.dropout) if self.training else hidden_states
         return hidden_states if self.embed_projection is None else self.embed_projection(hidden_states)
 
-    def _masks(self, hidden_states, attention_mask, past_key_values, position_ids, others: dict) -> dict:
-        if isinstance(attention_mask, dict):
-            return attention_mask
-        given = (hidden_states, attention_mask, past_key_values, position_ids)
-        masks = self.runtime.masks(self, *given, others)
-        return self.plain_masks(*given) if masks is None else masks
-
-    def plain_masks(self, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
-        """The library's mask for each layer type; `position_ids` [B, T] where they may mean several sequences a row."""
+    def plain_masks(self, inputs: StackInputs) -> dict:
+        """The library's mask for each layer type."""
+        mask, positions = inputs.attention_mask, inputs.given_positions
+        if isinstance(mask, dict):
+            return mask
         if self.is_causal:
-            return causal_masks(self.config, hidden_states, attention_mask, past_key_values, position_ids)
-        is_packed = attention_mask is None and position_ids is not None
-        sequences = sequence_numbers(position_ids) if is_packed else None
-        return encoder_masks(self.config, hidden_states, attention_mask, sequences)
-
-    def _encoder_mask(self, hidden_states, encoder_hidden_states, encoder_attention_mask):
-        """The mask of cross-attention."""
-        if encoder_hidden_states is None:
-            return None
-        source = {"attention_mask": encoder_attention_mask, "encoder_hidden_states": encoder_hidden_states}
-        return create_bidirectional_mask(config=self.config, inputs_embeds=hidden_states, **source)
-
-    def _position_bias(self, query_positions, past_key_values):
-        """The relative bias [1, H, T, S] that all layers share, or None."""
-        if self.relative_bias is None:
-            return None
-        length = query_positions.shape[0]
-        if past_key_values is not None:
-            length, _ = past_key_values.get_mask_sizes(length, 0)
-        return self.relative_bias(query_positions, length)
+            return causal_masks(self.config, inputs.hidden_states, mask, inputs.past_key_values, positions)
+        sequences = None if mask is not None or positions is None else sequence_numbers(positions)
+        return encoder_masks(self.config, inputs.hidden_states, mask, sequences)
 
 
 def last_tokens(config, input_ids, attention_mask, shape):

@@ -33,7 +33,7 @@ def masks() -> str:
         ("decoder: causal and padding", "compat.causal_masks", target, target, causal),
         (
             "cross-attention: padding only",
-            "stack.Stack._encoder_mask",
+            "stack.Stack.plan",
             target,
             source,
             create_bidirectional_mask(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..model.axes import BLOCKS
-from ..model.positions import RELATIVE_BIAS, SINUSOIDAL, scheme_of
+from ..model.positions import RELATIVE_BIAS, SINUSOIDAL
 from ..model.rotary import rotary_size
 from .canvas import TIMES
 
@@ -76,7 +76,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
     chips: list[str] = []
     if not module.is_cross_attention:
         chips += [own_title(config.attention_type).lower()] if config.attention_type else []
-        if scheme_of("vectors", config.position_type) is None and config.position_type in BLOCKS["position_type"]:
+        if config.scheme("vectors") is None and config.position_type in BLOCKS["position_type"]:
             chips.append(own_title(config.position_type).lower())
         elif config.position_type == "rotary":
             chips.append(_rotary(config, layer.layer_type) if layer.rotates else "no positions")
@@ -90,7 +90,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
             chips.append("content · distance")
         elif config.position_type == "none":
             chips.append("no positions")
-    if module.latent_states is not None:
+    if not module.projects_states:
         chips.append(f"latent keys and values, {config.kv_lora_rank:,}")
         chips += [f"latent queries, {config.q_lora_rank:,}"] if config.q_lora_rank else []
     if module.sliding_window:
