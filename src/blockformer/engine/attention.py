@@ -59,11 +59,12 @@ def _attend_without_padding(module, query, key, value, unpadding, scaling, dropo
         if can_attend_sequences(unpadding, query, kwargs):
             # A decoder's bias hides what comes later.
             is_causal = module.is_causal and unpadding.bias is None
-            given = (query, key, value, unpadding.lengths, scaling, is_causal, unpadding.bias)
-            in_blocks = isinstance(module, PreparedAttention)
-            return attend_sequences(*given, dropout=dropout, in_blocks=in_blocks), None
-    parts = (module, query, key, value)
-    return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
+            how = {"dropout": dropout, "in_blocks": isinstance(module, PreparedAttention)}
+            parts = (query, key, value, unpadding.lengths)
+            return attend_sequences(*parts, scaling, is_causal, unpadding.bias, **how), None
+    return attend_unpadded(
+        sdpa_attention, unpadding, module, query, key, value, scaling=scaling, dropout=dropout, **kwargs
+    )
 
 
 def _of_sources(mask, query):

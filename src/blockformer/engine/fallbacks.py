@@ -7,9 +7,6 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 NO_CODE = "there is no code for such a batch, since compiling it failed"
-OTHER_WEIGHTS = (
-    "a weight has another dtype, shape or tie than when it was compiled, or is to learn, or there are several dtypes"
-)
 
 
 class Uncompiled(Exception):

@@ -11,6 +11,7 @@ B batch, T padded length, N real tokens, C hidden size.
 
 import copy
 import itertools
+from typing import Any
 
 import torch
 from torch import nn
@@ -195,10 +196,16 @@ def _modules_of_blocks() -> set:
 class KnowsUnpadding:
     """Mixed into an attention: position terms of an unpadded row are those of each of its sequences."""
 
+    relative_keys: Any
+    relative_bias: Any
+
     def _relative_mask(self, query, key, attention_mask, distances, places):
         whole = super()._relative_mask  # type: ignore[misc]
         if not isinstance(attention_mask, Unpadding):
             return whole(query, key, attention_mask, distances, places)
+        has_own = self.relative_keys is not None or self.relative_bias is not None
+        if not has_own and attention_mask.bias is not None and attention_mask.bias.shape[1] == query.shape[1]:
+            return attention_mask  # it has the bias of all layers
         masks = itertools.repeat(None) if attention_mask.masks is None else attention_mask.masks
         return attention_mask.with_masks(self._masks(attention_mask, masks, whole, query, key, distances))
 
