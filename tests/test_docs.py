@@ -41,6 +41,7 @@ PAIRS = {
     "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
     "lab": (PAGE.parent / "lab.md", PAGE_ZH.parent / "lab.md"),
     "make-it-faster": (PAGE.parent / "make-it-faster.md", PAGE_ZH.parent / "make-it-faster.md"),
+    "how-it-works": (PAGE.parent / "how-it-works.md", PAGE_ZH.parent / "how-it-works.md"),
     "reshaping": (PAGE.parent / "reshaping.md", PAGE_ZH.parent / "reshaping.md"),
     "see-inside": (PAGE.parent / "see-inside.md", PAGE_ZH.parent / "see-inside.md"),
     "supported": (PAGE.parent / "supported.md", PAGE_ZH.parent / "supported.md"),
