@@ -67,9 +67,9 @@ def prepare_for_inference(
     Args:
         model: a Blockformer model of this package.
         compile: compile the step that writes one more token by `torch.compile`. This needs a C++ compiler, and the
-            first batch of each kind (one row, two to four or more, and each number of beams) waits for it, 52
-            seconds for a small decoder on two busy cores; later processes read the code from PyTorch's own cache (`TORCHINDUCTOR_CACHE_DIR`).
-            Prompts are read layer by layer, and a model that does not write is prepared as without `compile`. Weights
+            first batch of each kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds
+            for a small decoder on two busy cores; later processes read the code from PyTorch's own cache
+            (`TORCHINDUCTOR_CACHE_DIR`). Prompts are read layer by layer, and a model that does not write is prepared as without `compile`. Weights
             stay plain and are read as they are, so a changed weight is followed. Only 4-bit weights, and a head in 8
             bits, are held twice; the copies follow their weights, except when single numbers of the head's weight, or
             less than a sixteenth of its rows or columns, are written through `.data`, when 4-bit weights are written
