@@ -167,7 +167,6 @@ def _ways(folder: Path, place: Path, calibration: list[Batch], console: Console)
     half = copy.deepcopy(ours).to(torch.bfloat16)
     yield _of_model(REFERENCE, official)
     yield _of_model("Blockformer, float32, prepared", copy.deepcopy(ours).prepare_for_inference())
-    yield _of_model("Blockformer, float32, compiled", copy.deepcopy(ours).prepare_for_inference(compile=True))
     yield _of_model("Blockformer, bfloat16, prepared", half.prepare_for_inference())
     for name, model in (("transformers", official), ("Blockformer", ours)):
         quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})

@@ -1,17 +1,15 @@
-"""Prompts of several lengths: ours unprepared, prepared and compiled, plain and in 4 bits; transformers' is plain."""
+"""Prompts of several lengths: ours unprepared and prepared, plain and in 4 bits; transformers' is plain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import workloads
 from rich.console import Console
 
 WAYS = {
     "": lambda model: model,
     ", prepared": lambda model: model.prepare_for_inference(),
-    ", compiled": lambda model: model.prepare_for_inference(compile=True),
 }
 
 
@@ -31,8 +29,6 @@ def _measured(pair, shape, bits: str, lengths, rounds: int, limits, console) -> 
     for way, prepare in WAYS.items():
         with console.status(f"{shape.name}, prompts{bits}{way}, {peer.dtype}"):
             prepare(ours).eval()
-            with torch.no_grad():
-                ours(torch.zeros(1, max(lengths), dtype=torch.int64))  # what is compiled is compiled now
             for length in lengths:
                 few = rounds if length > 128 else 4 * rounds  # short ones are soon done
                 yield workloads.prefill(pair, shape, length, few, limits.gemm_gflops, f"prompt{bits}{way}")

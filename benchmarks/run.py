@@ -204,14 +204,12 @@ def written(pair, name: str, state: str, size: Size, limits: machine.Machine, co
 
 
 def compiled_rows(size: Size, dtype: torch.dtype, limits: machine.Machine, console: Console) -> list[workloads.Row]:
-    """An encoder, decoding and the text of encoder-decoders in float32, by what is compiled before, if need be.
+    """Decoding and the text of encoder-decoders in float32, by steps that are compiled before, if need be.
 
     Args:
         dtype: of the large decoder.
     """
-    pair = seq2seq.make_bert(size.layers)
-    workloads.compiled(pair)
-    rows = encoded(pair, "BERT-base width", ", compiled", size, limits, console)
+    rows: list[workloads.Row] = []
     alone = [(context, batch) for context, batch in size.decodes if batch == 1]
     for shape, kind, decodes in (
         (size.small, torch.float32, alone[:2]),

@@ -28,8 +28,8 @@ WRITTEN = {
     ("small",): {"decode"},
     ("gpt2",): {"decode"},
     ("gemma", "experts"): {"decode", "prefill"},
-    ("compiled",): {f"{work}, compiled" for work in ENCODED | {"decode", "greedy", "beam 4"}},
-    ("prompts",): {f"prompt{bits}{way}" for bits in ("", ", 4 bits") for way in ("", ", compiled")},
+    ("compiled",): {f"{work}, compiled" for work in ("decode", "greedy", "beam 4")},
+    ("prompts",): {"prompt", "prompt, 4 bits"},
     ("encoder",): ENCODED,
     ("encoders",): ENCODED,
     ("encoder-decoder", "translator"): ENCODED | {"greedy", "beam 4"},
@@ -141,7 +141,7 @@ EIGHT_BITS = {
     "nncf": {f"OpenVINO, {way}" for way in ("float32", "bfloat16", "int8 weights by NNCF", "int8 by NNCF")},
 }
 NO_TOOL = {"transformers, float32", "transformers, quantize_dynamic", "Blockformer, quantize_dynamic"} | {
-    f"Blockformer, {way}" for way in ("float32, prepared", "float32, compiled", "bfloat16, prepared")
+    f"Blockformer, {way}" for way in ("float32, prepared", "bfloat16, prepared")
 }
 
 

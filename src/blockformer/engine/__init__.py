@@ -13,7 +13,7 @@ torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
 - `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
 - `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step, and a
   prepared model's cache does not grow in place.
-- `_sample` (GenerationMixin): `generate` on a GPU writes by the library's loop.
+- `_sample` (GenerationMixin): `generate` writes by the library's loop, which is slower.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
 - `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
@@ -23,11 +23,12 @@ Then those that only the package uses:
 - `_linear_pointwise`, `_reorder_linear_weight` (torch.ops.mkldnn), `_convert_weight_to_int4pack_for_cpu`,
   `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; products then stay
   torch's plain ones.
-- `_inductor` (torch; `aoti_compile_and_package`, `aoti_load_package`): steps are not compiled, and a warning says so.
-- `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError where a GPU writes by captured steps; so without `compile_fx`.
-- `_pad_token_tensor` (of the settings of a call of `generate`): rows that have ended get token 0 on a GPU.
-- `_pytree` (torch.utils; `treespec_loads`, `tree_unflatten`), and the `loader` of what `aoti_load_package` gives
-  (`boxed_run`, `get_call_spec`): AttributeError in a model with compiled steps.
+- `_inductor` (torch; `compile_fx.compile_fx`): ImportError at the first compiled step.
+- `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError at the first compiled step.
+- `_nn` (torch._C): AttributeError on import.
+- `_cuda_clearCublasWorkspaces` (torch._C): AttributeError where a GPU captures a step.
+- `_pad_token_tensor` (of the settings of a call of `generate`): AttributeError in a model with compiled steps.
+- `_pytree` (torch.utils; `tree_map`): ImportError.
 - `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), and of torch._C `DisableTorchFunctionSubclass`:
   AttributeError where weights are packed.
 - `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model.
@@ -38,7 +39,7 @@ Then those that only the package uses:
 - `_from_config` (PreTrainedModel): `AutoModelForPreTraining.from_config` does not know ELECTRA's class.
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
 - `_orig_mod` (of what `torch.compile` gives): such a model is not exported.
-- `_parameters` (torch.nn.Module): AttributeError in a model with compiled steps.
+- `_parameters` (torch.nn.Module): AttributeError where weights are packed, have 4 bits or are a head in 8.
 - `_storage_Use_Count` (torch._C), `_cdata` (of a storage): beams are reordered into fresh memory each time.
 - `_len_torch_dispatch_stack`, `_get_dispatch_mode`, `_TorchDispatchModeKey` (torch._C): AttributeError.
 - `_has_any_global_hook` (torch.nn.modules.module): ImportError.

@@ -66,34 +66,33 @@ def prepare_for_inference(
 
     Args:
         model: a Blockformer model of this package.
-        compile: compile the step that writes one more token, and the layers of an encoder and of a prompt, with
-            PyTorch's compiler. This needs a C++ compiler and takes about twenty seconds, up to a minute for small
-            layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
-            beams); later processes load it from `~/.cache/blockformer`. The compiler runs in a process of its own, so
-            other threads are not held up. Weights stay plain, but 4-bit weights are held twice, and so are float32
-            weights that an encoder or a step of several rows multiplies faster in another layout. Changed weights are
-            noticed, also by a merged adapter, except when single numbers of a weight that is held twice, or less than a
-            sixteenth of its rows or columns, are written through `.data`, or when tensors of inference mode are written
-            to. An encoder that is faster uncompiled on this processor is prepared as without `compile`. Classes and
-            attention functions from outside of Blockformer, PyTorch and transformers run uncompiled. On CUDA,
-            `generate` writes by graphs of compiled layers; where it cannot, and on XPU, it gets a static cache, for
-            which transformers compiles the step.
+        compile: compile the step that writes one more token by `torch.compile`. This needs a C++ compiler, and the
+            first batch of each kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds
+            for a small decoder on two busy cores; later processes read the code from PyTorch's own cache
+            (`TORCHINDUCTOR_CACHE_DIR`). Prompts are read layer by layer, and a model that does not write is prepared as
+            without `compile`. Weights stay plain and are read as they are, so a changed weight is followed. Only 4-bit
+            weights, and a head in 8 bits, are held twice; the copies follow their weights, except when single numbers
+            of the head's weight, or less than a sixteenth of its rows or columns, are written through `.data`, when
+            4-bit weights are written through `.data`, or when tensors of inference mode are written to. Models with
+            classes and attention functions from outside of Blockformer, PyTorch and transformers run uncompiled. On
+            CUDA, `generate` writes by graphs of compiled layers; where it cannot, and on XPU, it gets a static cache,
+            for which transformers compiles the step.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
             encoder-decoder's first token is a step like the others.
         decisions: the JSON file that records what is fastest on each machine, and to which new measurements are added,
             from now on for all models of this process. Processes that share it give the same results bit for bit. By
-            default it is `decisions.json` next to the compiled code.
+            default it is `decisions.json` in `~/.cache/blockformer`.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
-        ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has 4-bit
-            weights in groups of an odd number, latent attention (on a CPU) or (unless it is an encoder) pruned heads,
-            or is on a device without a compiler; `head_bits` other than 8, without `compile`, or for a model that does
+        ValueError: `compile` with a model that has 4-bit weights in groups of an odd number, latent attention (on a
+            CPU) or (unless it is an encoder) pruned heads, is on a device without a compiler, or is on a GPU and does
+            not write; `head_bits` other than 8, without `compile`, or for a model that does
             not write, is not on the CPU, is in float64 or has a head that is not plain; `decisions` that are not such a
             file.
     """
@@ -197,7 +196,7 @@ def check_class(model) -> None:
 
 
 def _check_compiles(model) -> None:
-    """Refuse a model that has nothing to be compiled."""
+    """Refuse a model whose step cannot be compiled, or that has none and is on a GPU."""
     if model.device.type in accelerator.COMPILES:
         if not step.can_compile(model):
             raise ValueError(
