@@ -301,6 +301,8 @@ def test_a_cpu_writes_by_its_compiled_steps(name, untraced):
             (expected, random), (found, own_random) = written(plain, **given), written(quick, **given)
             assert torch.equal(found, expected), (lengths, way)
             assert torch.equal(own_random, random)
+            with torch.inference_mode():
+                assert torch.equal(written(quick, **given)[0], found)
     assert not [given for given in calls if given[0].shape[1] == 1 and given[3].get_seq_length() > 1]
     assert not quick.runtime.steps.fallbacks.reasons
     assert not quick.runtime.decoding.fallbacks.reasons

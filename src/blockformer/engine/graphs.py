@@ -207,7 +207,8 @@ class Steps:
                 self._graphs[seen, greedy] = self._captured(seen, greedy)
             captured = self._graphs[seen, greedy]
         if captured is None:
-            self._run(seen, greedy)
+            with torch.inference_mode(False), torch.no_grad():  # one code for every mode of the caller
+                self._run(seen, greedy)
         else:
             graph, self.logits = captured
             graph.replay()

@@ -270,13 +270,18 @@ class CompiledSteps:
         if self._unknown_code is not None:
             raise Uncompiled(f"the model contains code of another package: {self._unknown_code}")
         kind = ("one" if sources == 1 else "few" if beams == 1 and rows <= MOST_ROWS else "many", beams)
-        functions = self._functions.get(kind)
-        if kind not in self._functions or (functions is not None and functions.dtype is not self._model.dtype):
+        if not self._has(kind):
             with self._lock:
-                functions = self._functions[kind] = self._made(*kind)
+                if not self._has(kind):  # a thread that waits for it may find them made
+                    self._functions[kind] = self._made(*kind)
+        functions = self._functions[kind]
         if functions is None:
             raise Uncompiled(NO_CODE)
         return functions
+
+    def _has(self, kind: tuple) -> bool:
+        functions = self._functions.get(kind)
+        return kind in self._functions and (functions is None or functions.dtype is self._model.dtype)
 
     def _made(self, sources: str, beams: int) -> StepFunctions | None:
         if not has_compiler():
