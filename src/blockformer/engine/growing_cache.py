@@ -85,7 +85,7 @@ class GrowingLayer(_Buffers, DynamicLayer):
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape[-2] < length or not _is_head_of(held, buffer) or not _is_writable(buffer):
             capacity = max(length + _LEAST_ROOM, int(length * _GROWTH))
-            buffer = held.new_empty((*held.shape[:-2], capacity, held.shape[-1]))
+            buffer = _buffer(held, capacity)
             buffer[..., : held.shape[-2], :] = held
             self._buffers[name] = buffer
         return buffer
@@ -203,7 +203,7 @@ class GrowingWindowLayer(_Buffers, DynamicSlidingWindowLayer):
         room = max(tokens, _LEAST_ROOM, held // 2)
         for name in ("keys", "values"):
             states = getattr(self, name)
-            buffer = states.new_empty((*states.shape[:-2], held + room, states.shape[-1]))
+            buffer = _buffer(states, held + room)
             buffer[..., :held, :] = states
             self._buffers[name] = buffer
             setattr(self, name, buffer[..., :held, :])
@@ -225,6 +225,12 @@ class GrowingWindowLayer(_Buffers, DynamicSlidingWindowLayer):
         self._buffers.clear()
         self.keys = self.values = None  # type: ignore[assignment]
         self._shown, self.cumulative_length, self.is_initialized = 0, 0, False
+
+
+def _buffer(states, capacity: int):
+    """Room for so many tokens of states [..., T, D], which may be written to in every mode."""
+    with torch.inference_mode(False):
+        return states.new_empty((*states.shape[:-2], capacity, states.shape[-1]))
 
 
 @functools.cache
