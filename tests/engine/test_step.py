@@ -1,6 +1,7 @@
 """Compiled steps write the text of the uncompiled model, follow what changes, and step aside where they do not fit."""
 
 import copy
+import gc
 import io
 import sys
 
@@ -344,7 +345,10 @@ def _other_weights():
 
 
 @torch.no_grad()
-def test_weights_that_change_or_move_are_seen():
+def test_weights_that_change_or_move_are_seen(monkeypatch):
+    is_packed = onednn.can_pack(torch.float32)
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed, torch.float32": is_packed})
+    monkeypatch.setattr(step_layers, "_LEAST_PACKED", 1)
     plain, quick = pair()
     ids = token_ids(6, 9, vocab=97)
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
@@ -359,7 +363,12 @@ def test_weights_that_change_or_move_are_seen():
         each.lm_head = torch.nn.Linear(32, 97, bias=False)
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
     assert kinds(quick) == {("many", 1)}
+    nbytes = quick.runtime.steps.bytes_of_copies()
+    assert (nbytes > 4 * 2 * 7 * 32 * 32) == is_packed  # all matrices of the layers
+    held = len(onednn._copies)
     quick.prepare_for_training()
+    gc.collect()
+    assert (len(onednn._copies) < held) == is_packed
     assert type(quick.runtime) is TrainingRuntime
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
 
@@ -392,7 +401,8 @@ def test_a_weight_that_is_to_learn_gets_its_gradient(untraced):
 @pytest.mark.parametrize("is_quicker", [True, False])
 @torch.no_grad()
 def test_many_rows_are_multiplied_by_the_product_that_is_quicker(is_quicker, untraced, monkeypatch):
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "onednn": is_quicker})
+    verdicts = {"onednn": is_quicker, "packed, torch.float32": False}
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
     monkeypatch.setattr(step_layers, "_LEAST_WEIGHTS", 1)
     calls, product = [], onednn.product
     monkeypatch.setattr(onednn, "product", lambda *given: calls.append(1) or product(*given))

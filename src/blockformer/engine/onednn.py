@@ -4,6 +4,7 @@ I inputs and O outputs of a linear layer.
 """
 
 import functools
+import weakref
 
 import torch
 from torch.nn import functional as F
@@ -44,6 +45,49 @@ def can_pack(dtype) -> bool:
 def is_quicker_packed(dtype) -> bool:
     """Whether packed weights of this dtype are multiplied faster than plain ones."""
     return dtype in _ROWS and is_measured(f"packed, {dtype}", functools.partial(_measure_packed, dtype))
+
+
+_copies: dict[int, torch.Tensor] = {}  # packed weights, by the address of the plain ones
+
+
+class PackedCopy:
+    """A weight in oneDNN's layout next to the plain one, by which `product_by_copy` multiplies.
+
+    Args:
+        layer: a linear layer of float32.
+    """
+
+    def __init__(self, layer):
+        self.layers, self.places = (layer,), [(layer._parameters, "weight")]
+        self._held: list = []  # the address, and the copy
+        weakref.finalize(self, _forget, self._held).atexit = False
+
+    def make(self) -> None:
+        """Pack the weight."""
+        weight = self.layers[0].weight
+        _forget(self._held)
+        self._held[:] = weight.data_ptr(), packed(weight)
+        _copies[self._held[0]] = self._held[1]
+
+    def buffers(self) -> list[torch.Tensor]:
+        """The copy, once there is one."""
+        return self._held[1:]
+
+
+def _forget(held: list) -> None:
+    if held and _copies.get(held[0]) is held[1]:
+        del _copies[held[0]]
+
+
+@torch.library.custom_op("blockformer::product_by_copy", mutates_args=())
+def product_by_copy(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`product` by the packed copy of a weight, as an operator that compiled code calls: that knows plain tensors."""
+    return product(states, _copies.get(weight.data_ptr(), weight), bias)
+
+
+@product_by_copy.register_fake
+def _(states, weight, bias):
+    return states.new_empty(*states.shape[:-1], weight.shape[0])
 
 
 @torch.no_grad()

@@ -72,7 +72,7 @@ class Following:
     @property
     def nbytes(self) -> int:
         """Of the copies."""
-        return sum(tensor.nbytes for copy in self.copies for tensor in copy.buffers())
+        return sum(each.numel() * each.element_size() for copy in self.copies for each in copy.buffers())
 
     def refresh(self) -> None:
         """Have the copies be those of the present weights."""

@@ -28,9 +28,10 @@ from .four_bit_rows import OrderedLinear
 from .growing_cache import GrowingLayer, GrowingWindowLayer
 from .linear import is_transformed
 from .measure import is_enabled
+from .onednn import PackedCopy
 from .origin import Following
 from .step_functions import StepFunctions, in_buffers
-from .step_layers import StepLayers
+from .step_layers import StepLayers, can_be_packed
 from .step_parts import WRITTEN
 from .watched import Modules, unknown_code
 
@@ -76,6 +77,12 @@ class CompiledSteps:
         return Following([RoundedHead(self._model.lm_head)] if self._head_bits else [], sampled=True)
 
     @functools.cached_property
+    def _packed(self) -> Following:
+        """Of the decoder and the head, for steps of many rows."""
+        parts = [*self._stack.modules(), self._model.lm_head]
+        return Following([PackedCopy(part) for part in dict.fromkeys(parts) if can_be_packed(part)], sampled=True)
+
+    @functools.cached_property
     def _stack(self):
         return self._model.get_decoder()
 
@@ -86,12 +93,17 @@ class CompiledSteps:
 
     def refresh(self) -> None:
         """Have the copies of weights be those of the present ones."""
-        self._ordered.refresh()
-        self._rounded.refresh()
+        for copies in self._followed():
+            copies.refresh()
+
+    def _followed(self) -> list[Following]:
+        """The copies; packed ones only once a step of many rows has asked for them."""
+        packed = vars(self).get("_packed")
+        return [self._ordered, self._rounded, *([] if packed is None else [packed])]
 
     def bytes_of_copies(self) -> int:
         """Of weights in another layout, held in addition to the plain ones."""
-        return self._ordered.nbytes + self._rounded.nbytes
+        return sum(copies.nbytes for copies in self._followed())
 
     def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others, source=None):
         """The logits [B, 1, V] of one more token a row, or None if this call is nothing for a compiled step.
@@ -147,7 +159,6 @@ class CompiledSteps:
             own, cross = cache.self_attention_cache, cache.cross_attention_cache
         _, vocab_size = config.stack_sizes(True)
         check_inputs(config, vocab_size, input_ids, None, attention_mask, own, {})
-        self.refresh()
         if cross is not None and not any(cache.is_updated.values()):
             self._begin(cache, input_ids.shape[0], position_ids, source, source_mask)
         # The compiled code reads and writes as many bytes as the sizes say, whatever there is: all of them are checked.
@@ -166,6 +177,7 @@ class CompiledSteps:
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             raise Uncompiled("the mask of the source does not fit it")
         functions = self.functions_for(sources, rows // sources)
+        self.refresh()
         visible, positions = self._seen(attention_mask, position_ids, rows, length)
         buffers = [layer.reserve(WRITTEN) for layer in own.layers]
         places = self._places(own)
@@ -293,7 +305,8 @@ class CompiledSteps:
         in_place = {layer: copy for copy in self._ordered.copies for layer in copy.layers}
         if rows is not None:
             in_place |= {layer: copy for copy in self._rounded.copies for layer in copy.layers}
-        copied = StepLayers(rows, self._model.dtype, in_place)
+        packed = {layer for copy in self._packed.copies for layer in copy.layers} if rows is None else set()
+        copied = StepLayers(rows, self._model.dtype, in_place, packed)
         return StepFunctions(self._model, beams, copied=copied, device="cpu")
 
     def computed(self, functions: StepFunctions, *arguments):

@@ -4,7 +4,7 @@ I inputs and O outputs of a linear layer, N tokens, k experts of a token, E expe
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import nn
@@ -17,8 +17,8 @@ from .attention import PreparedAttention, StepAttention
 from .few_rows import Rows, as_rows, computed_once, rows_of
 from .linear import QuickLinear
 
-# Weights from which oneDNN's product of many rows is faster in compiled code.
-_LEAST_WEIGHTS = 1 << 18
+# Weights from which oneDNN's product of many rows is faster in compiled code, and packed ones from which it is.
+_LEAST_WEIGHTS, _LEAST_PACKED = 1 << 18, 1 << 16
 
 
 class StepLinear(nn.Linear):
@@ -26,16 +26,16 @@ class StepLinear(nn.Linear):
 
     Attributes:
         rows: for which it is a loop; None: for any number, by a library's product.
-        by_onednn: whether that is oneDNN's.
+        product: that one.
     """
 
     rows: Rows | None = None
-    by_onednn = False
+    product: Callable = staticmethod(F.linear)
 
     def forward(self, states):
         """The product."""
         if self.rows is None:
-            return (onednn.product if self.by_onednn else F.linear)(states, self.weight, self.bias)
+            return self.product(states, self.weight, self.bias)
         weight = self.weight.float()
         return as_rows([(weight * row).sum(-1) for row in rows_of(states, self.rows)], states, self.rows, self.bias)
 
@@ -73,10 +73,17 @@ class StepLayers:
         rows: of a step; None: any number.
         dtype: of the model.
         in_place: what a layer is read from in its place: copies of 4-bit weights, a rounded head.
+        packed: the layers whose weights are packed, too.
     """
 
-    def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
-        self.in_place = in_place
+    def __init__(
+        self,
+        rows: Rows | None,
+        dtype: torch.dtype,
+        in_place: Mapping[nn.Module, nn.Module],
+        packed: Collection[nn.Module] = (),
+    ):
+        self.in_place, self.packed = in_place, packed
         self.rows = None if dtype is torch.float64 else rows
         self.by_onednn = self.rows is None and dtype is torch.float32 and onednn.is_quicker_in_float32()
 
@@ -90,8 +97,18 @@ class StepLayers:
         own = copy.copy(module)
         own.__class__ = _CLASSES.get(type(module), type(module))
         if isinstance(own, StepLinear):
-            own.rows, own.by_onednn = self.rows, self.by_onednn and own.weight.numel() >= _LEAST_WEIGHTS
+            own.rows = self.rows
+            if module in self.packed:
+                own.product = torch.ops.blockformer.product_by_copy
+            elif self.by_onednn and own.weight.numel() >= _LEAST_WEIGHTS:
+                own.product = onednn.product
         return own
+
+
+def can_be_packed(layer: nn.Module) -> bool:
+    """Whether many rows are multiplied faster by a packed copy of a layer's weight."""
+    is_linear = _CLASSES.get(type(layer)) is StepLinear and layer.weight.dtype is torch.float32
+    return is_linear and layer.weight.numel() >= _LEAST_PACKED and onednn.is_quicker_packed(torch.float32)
 
 
 def twin(module: nn.Module, in_place: Mapping[nn.Module, nn.Module], copied: Callable = copy.copy) -> nn.Module:
