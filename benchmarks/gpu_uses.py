@@ -251,6 +251,23 @@ def explained(device: str) -> float:
     return 0.0
 
 
+def beside_others(device: str) -> float:
+    """Texts by captured steps, after another model's were freed and another program's were captured."""
+    texts, is_compiled = [], device != "cpu"
+    for name in ("t5", "qwen3"):
+        model = _model(name).to(device).prepare_for_inference(compile=is_compiled)
+        ids = torch.randint(3, 118, (16, 9), generator=torch.Generator().manual_seed(3)).to(device)
+        texts += [model.generate(ids, max_new_tokens=12, do_sample=False) for _ in range(2)]
+    if is_compiled:
+        other = torch.compile(torch.nn.Linear(64, 64).to(device), mode="reduce-overhead")
+        with torch.no_grad():
+            for _ in range(4):
+                other(torch.ones(16, 64, device=device))
+        torch.cuda.empty_cache()
+    last = model.generate(ids, max_new_tokens=12, do_sample=False)
+    return float(not torch.equal(last, texts[-1])) + float(not torch.equal(texts[-1], texts[-2]))
+
+
 USES: dict[Callable[[str], float | tuple[float, float]], tuple[float, str]] = {
     prepared_before_it_moves: (EXACT, "float32"),
     prepared_and_trained_again: (EXACT, "float32"),
@@ -266,6 +283,7 @@ USES: dict[Callable[[str], float | tuple[float, float]], tuple[float, str]] = {
     as_one_graph: (EXACT, "float32"),
     states_of_layers: (EXACT, "float32"),
     explained: (EXACT, "bfloat16"),
+    beside_others: (EXACT, "float32"),
 }
 """How far each may be from the CPU's float32, and in which dtype it runs."""
 NEEDS_ACCELERATE = {loaded_by_a_map, trained_by_the_trainer}

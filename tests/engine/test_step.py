@@ -81,7 +81,7 @@ def test_the_text_is_the_same_in_every_way_of_generating():
     assert kinds(quick) <= {("one", 1), ("few", 1), ("many", 1)}
 
 
-def test_drafts_of_the_first_layers_run_without_compiled_parts():
+def test_drafts_of_the_first_layers_run_without_compiled_parts(untraced):
     plain, quick = pair()
     whole = text(plain, 1)
     assert torch.equal(text(quick, 1), whole)
@@ -641,7 +641,7 @@ def assert_same_logits(quick, plain):
 
 
 @torch.no_grad()
-def test_what_lies_behind_the_keys_is_not_read(monkeypatch):
+def test_what_lies_behind_the_keys_is_not_read(untraced, monkeypatch):
     """A step reads keys and values in blocks, beyond the last token's."""
     made = torch.Tensor.new_empty
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args, **kwargs: made(*args, **kwargs).fill_(float("nan")))
