@@ -16,14 +16,18 @@ from blockformer.publishing import copy_code, write_card
 
 from .arguments import check_conversion, find_source, verification
 from .errors import listed, shown
-from .files.checkpoint import Checkpoint, is_ours, nonfinite, read_config
+from .files.checkpoint import Checkpoint
+from .files.config_file import is_ours, read_config
+from .files.finite import nonfinite
 from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
 from .files.model_place import put_into_its_folder
 from .files.names import WEIGHTS
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_files import SideFiles, carry_side_files, digest, name_the_rest, refuse_adapters, return_side_files
+from .files.returning import return_side_files
+from .files.side_file_kinds import digest
+from .files.side_files import SideFiles, carry_side_files, name_the_rest, refuse_adapters
 from .files.sources import Source
 from .files.tokenizers import compare_tokenizers, has_tokenizer
 from .files.unused_tensors import UNUSED_FILE, write_unused

@@ -21,7 +21,7 @@ class CheckpointError(ConversionError):
 
 
 class MisfitError(ConversionError):
-    """The tensors of a checkpoint are not those of the model that `config.json` describes.
+    """A checkpoint's tensors do not fit the model that `config.json` describes.
 
     Attributes:
         shapes: of tensors with the wrong one: the file's, and the model's.

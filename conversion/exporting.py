@@ -11,12 +11,13 @@ from blockformer.publishing import copy_code, signing, write_card
 
 from .arguments import check_conversion
 from .errors import ConversionError
-from .files.checkpoint import is_ours
+from .files.config_file import is_ours
 from .files.front_matter import front_matter
 from .files.json_files import json_text, read_json
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_files import carry_side_files, copy_store, name_the_rest, refuse_adapters
+from .files.side_file_kinds import copy_store
+from .files.side_files import carry_side_files, name_the_rest, refuse_adapters
 from .files.sources import locate
 from .files.unused_tensors import UNUSED_FILE
 from .into_memory import dtype_note, dtype_of_file

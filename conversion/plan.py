@@ -18,7 +18,8 @@ from .errors import ConversionError, listed, shown
 from .families.architectures import FSDP
 from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
 from .families.registry import Family, family_by_name, family_for, family_of
-from .files.checkpoint import NEVER_FOLLOWED, Checkpoint, is_ours
+from .files.checkpoint import Checkpoint
+from .files.config_file import NEVER_FOLLOWED, is_ours
 from .files.json_files import json_text
 from .files.unused_tensors import unused_groups
 from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources

@@ -7,7 +7,7 @@ from transformers import PretrainedConfig
 from blockformer.publishing import code_files
 
 from .articles.transformer import EXTRA_CODE
-from .files.side_files import same_bytes
+from .files.side_file_kinds import same_bytes
 
 
 def release_code(folder: Path, config: PretrainedConfig) -> dict[str, Path]:

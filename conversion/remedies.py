@@ -10,7 +10,8 @@ import torch
 
 from .errors import ConversionError, MisfitError
 from .families.registry import family_by_name, family_of
-from .files.checkpoint import LAYERS, Checkpoint
+from .files.checkpoint import Checkpoint
+from .files.config_file import LAYERS
 from .plan import Plan, plan_in
 from .quiet import quiet
 

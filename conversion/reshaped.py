@@ -15,7 +15,7 @@ from blockformer.reshaping import check_changes, reshape
 
 from .arguments import check_conversion
 from .errors import ConversionError, listed, shown
-from .files.checkpoint import nonfinite
+from .files.finite import nonfinite
 from .files.front_matter import front_matter
 from .files.generation_settings import FILE
 from .files.new_repo import new_repo

@@ -19,7 +19,8 @@ from blockformer.model.latent_attention import OF_LATENTS
 
 from .errors import ConversionError
 from .families.registry import family_of
-from .files.checkpoint import Checkpoint, is_ours, read_config
+from .files.checkpoint import Checkpoint
+from .files.config_file import is_ours, read_config
 from .files.sources import HUB_ID, has_weights, locate
 from .guessing import missing_type
 from .options import WEIGHT_CHOICES, Reading, check_reading, refuse_given

@@ -22,7 +22,7 @@ from blockformer.model.axes import axes, did_you_mean
 from blockformer.model.configuration_blockformer import check_counts
 
 from ..errors import ConversionError, listed, shown
-from ..files.checkpoint import NEVER_FOLLOWED
+from ..files.config_file import NEVER_FOLLOWED
 from ..quiet import quiet
 from ..storage.quantized import FIELDS, REMEDY, without_empty
 from ..storage.variant import CheckpointVariant

@@ -7,10 +7,9 @@ single file next to an index of the same kind is read, with a warning.
 A checkpoint may also be a single weight file plus a file of settings; nothing else is then read.
 """
 
-import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,120 +17,20 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from blockformer.model.configuration_blockformer import check_counts
 from blockformer.publishing.earlier_names import todays
 
 from ..errors import CheckpointError, listed, shown
 from . import pickled
+from .config_file import check_bounds, check_tensors, is_ours, read_config
 from .json_files import read_json
 from .model_place import AROUND, model_elsewhere
 from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
 from .regular import open_regular
-from .safetensors_io import (
-    TensorInfo,
-    read_header,
-    read_parts,
-    read_tensor,
-)
+from .safetensors_io import TensorInfo, read_header, read_parts, read_tensor
 
-__all__ = [
-    "Checkpoint",
-    "TensorInfo",
-    "nonfinite",
-    "read_config",
-]
+__all__ = ["Checkpoint", "TensorInfo"]
 
-LAYERS = (
-    "num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
-)  # fmt: skip
-"""The names families use for the number of layers."""
-OURS = "blockformer_"
-"""The beginning of our model types."""
-MANY_LABELS = 10_000
-"""Labels that a config may name even if no tensor has that many rows."""
 Identity = tuple[int, int, int]
-NEVER_FOLLOWED = (
-    "auto_map",
-    "attn_implementation",
-    "_attn_implementation",
-    "_attn_implementation_internal",
-    "experts_implementation",
-    "_experts_implementation",
-    "_experts_implementation_internal",
-    "custom_generate",
-    "kernel_config",
-)
-"""Config entries that can name code to load. They are always dropped."""
-
-
-def is_ours(entries: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is in our layout."""
-    return str(entries.get("model_type", "")).startswith(OURS)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """`config.json`, checked for the types that all later steps rely on.
-
-    Raises:
-        CheckpointError: it is not a JSON object, or an entry has the wrong type.
-    """
-    config = read_json(path)
-    names = config.get("architectures")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise CheckpointError(f"{path}: architectures is {shown(names)}; it must be a list of names of classes")
-    for name in ("dtype", "torch_dtype"):
-        value = config.get(name)
-        known = value is None or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
-        if not known and not (isinstance(value, str) and is_ours(config)):  # whose class knows which there are
-            raise CheckpointError(
-                f"{path}: {name} is {shown(value)}; it must be the name of a dtype, such as 'bfloat16', or left out"
-            )
-    weights = config.get("transformers_weights")
-    if weights is not None and weights not in {name for pair in WEIGHTS for name in pair}:
-        raise CheckpointError(
-            f"{path}: transformers_weights is {shown(weights)}; give that file the name {WEIGHTS[0][0]} (an index "
-            f"{WEIGHTS[0][1]}) and remove the entry"
-        )
-    _check_bounds(path, config)
-    large = [f"{shown(name)}: {shown(value, 40)}" for name, value in config.items() if _has_large_integer(value)]
-    if large:
-        raise CheckpointError(f"{path}: integers of more than 64 bits:{listed(large)}")
-    return config
-
-
-def _counts(entries: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, str, int]]:
-    """The layers and labels that a config names, at any depth: (name with what it is in, name, number)."""
-    for name, value in entries.items():
-        if isinstance(value, dict):
-            yield from _counts(value, f"{inside}{name}.")
-        elif type(value) is int and value > 0 and name in (*LAYERS, "num_labels"):
-            yield inside + name, name, value
-
-
-def _check_bounds(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse more layers or labels than any model has, before a list or dict of them is made."""
-    for place, name, count in _counts(config):
-        try:
-            check_counts(*((0, count) if name == "num_labels" else (count, None)))
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {shown(place)}: {error}") from error
-
-
-def _check_counts(folder: Path, config: Mapping[str, Any], tensors: dict[str, TensorInfo]) -> None:
-    """Refuse more layers or labels than the tensors can hold, before such a model is built."""
-    labels = max([MANY_LABELS, *(max(info.shape, default=0) for info in tensors.values())])
-    for place, name, count in _counts(config):
-        limit = labels if name == "num_labels" else len(tensors)
-        if count > limit:
-            raise CheckpointError(f"{folder / 'config.json'}: {place} is {count}; the tensors can hold {limit}")
-
-
-def _has_large_integer(value: Any) -> bool:
-    if isinstance(value, (dict, list)):
-        return any(map(_has_large_integer, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, int) and abs(value) >= 2**63
-
-
 OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
 ELSEWHERE = {
     "tf_model": f"{{name}} is for TensorFlow; {OLDER.format('from_tf')}",
@@ -144,31 +43,6 @@ ELSEWHERE = {
     "onnx": "{name} is for ONNX; name the checkpoint that it was exported from",
 }
 """Beginnings of names of weights that are not read, or of their folders -> what they are, and what to do."""
-
-
-_ONE_THREAD = (1 << 15) - 64
-"""Elements that PyTorch handles on one thread. Its other threads would busy-wait after each part and slow the I/O."""
-
-
-def nonfinite(tensor: Tensor) -> int:
-    """Count the NaN and infinite elements of a tensor, in a few MB of memory; 0 for integers."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0
-    count = 0
-    for part in tensor.detach().reshape(-1).split(_ONE_THREAD):
-        wide = part.float() if part.dtype.itemsize == 1 else part  # torch cannot test float8
-        if not part.is_complex() and _has_finite_sum(wide):
-            continue
-        count += part.numel() - int(torch.isfinite(wide).sum())
-    return count
-
-
-def _has_finite_sum(part: Tensor) -> bool:
-    """Whether the sum is finite, which proves every element finite, since NaN and infinity propagate.
-
-    Much faster than counting. Finite elements may still overflow the sum (float16 easily does); then they are counted.
-    """
-    return math.isfinite(part.sum().item())
 
 
 class Checkpoint:
@@ -228,7 +102,7 @@ class Checkpoint:
         if self._config_file is not None:
             self._identities = {path: _identity(path) for path in (self._config_file, self.folder)}
             self.config = read_json(self._config_file)
-            _check_bounds(self._config_file, self.config)
+            check_bounds(self._config_file, self.config)
             self.tensors = {info.name: info for info in self._headers(self.folder)}
             return
         if elsewhere := model_elsewhere(self.folder):
@@ -248,7 +122,7 @@ class Checkpoint:
             problems += self._differences(weight_map)
         if problems:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
-        _check_counts(self.folder, self.config, self.tensors)
+        check_tensors(self.folder, self.config, self.tensors)
         of_ours = is_ours(self.config)
         if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and of_ours else [])]):
             raise CheckpointError(f"{self.folder}: {problem}")

@@ -9,7 +9,8 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from ..errors import ConversionError
 from ..quiet import quiet
-from .checkpoint import NEVER_FOLLOWED, Checkpoint
+from .checkpoint import Checkpoint
+from .config_file import NEVER_FOLLOWED
 from .json_files import read_json
 
 FILE = "generation_config.json"

@@ -78,7 +78,7 @@ def put_into_its_folder(target: Path, inner: str, around: Iterable[str]) -> None
     starts = tuple(f"{folder}/" for folder in folders)
     moves = {name: f"{inner}/{name}" for name in names if name not in stay and not name.startswith(starts)}
     moves |= {name: name.removeprefix(AROUND) for name in names if name in stay and name.startswith(AROUND)}
-    for name, place in moves.items():  # first those of the model, which may have the same names
+    for name, place in moves.items():  # the model's files move first: others may have their names
         (target / place).parent.mkdir(parents=True, exist_ok=True)
         (target / name).rename(target / place)
     for path in sorted((each for each in target.rglob("*") if each.is_dir()), reverse=True):

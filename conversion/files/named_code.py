@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .checkpoint import NEVER_FOLLOWED
+from .config_file import NEVER_FOLLOWED
 from .names import MODULES
 
 LARGE_JSON = ("tokenizer.json", "vocab.json")

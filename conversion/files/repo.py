@@ -13,7 +13,8 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError, is_out_of_memory, listed, shown
 from ..progress import Progress
 from ..rules.table import Group
-from .checkpoint import Checkpoint, nonfinite
+from .checkpoint import Checkpoint
+from .finite import nonfinite
 from .generation_settings import FILE, settings_in
 from .json_files import json_text
 from .safetensors_io import PART

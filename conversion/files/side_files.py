@@ -7,46 +7,43 @@
   calls `name_the_rest` at the end, which compares the source's files with what was written.
 """
 
-import hashlib
 import os
-import shutil
-import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import CheckpointError, ConversionError, shown
+from ..errors import ConversionError, shown
 from .atomic import MARK
-from .checkpoint import Checkpoint, is_ours
+from .checkpoint import Checkpoint
+from .config_file import is_ours
 from .json_files import json_text, read_json
 from .model_place import AROUND
-from .module_pickles import as_pickle, as_safetensors, hold_the_same, is_of_module, safe_name
+from .module_pickles import as_safetensors, hold_the_same, is_of_module, safe_name
 from .names import (
-    GENERATION,
     HEADS,
-    INDEX,
-    LARGEST_NOTE,
-    LEGAL,
     MODULE_PICKLE,
-    NOTES,
-    SENTENCE_FILES,
-    TOKENIZER_FILES,
 )
 from .reasons import NOT_A_FILE, OF_THE_WAY_BACK, OLD_CARD, WRITTEN_ANEW, reason_for
-from .regular import LFS_POINTER, open_regular
-from .sentence_modules import SentenceFiles, missing_code, sentence_files
+from .sentence_modules import SentenceFiles, sentence_files
+from .side_file_kinds import (
+    MADE_BY_US,
+    STORE,
+    TOKENIZER_CONFIG,
+    copy_file,
+    digest,
+    files_read,
+    is_note,
+    is_regular,
+    same_bytes,
+    stays,
+)
 from .sources import LISTED
 from .tokenizers import MADE, check_readable, load, make_fast, rewritten
 
-STORE = "conversion/source"
-"""Where a repo keeps files of its source for the way back."""
-TOKENIZER_CONFIG = "tokenizer_config.json"
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-MADE_BY_US = ("README.md", "conversion.json", "conversion/")
-"""What the names begin with of files that only a repo of ours has, or has of its own."""
 
 
 @dataclass
@@ -114,7 +111,7 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
     result = SideFiles()
     of_sentences = sentence_files(checkpoint, names)
     result.notes += [of_sentences.problem] if of_sentences.problem else []
-    done = {"config.json", TOKENIZER_CONFIG, MARK, *_files_read(checkpoint)}
+    done = {"config.json", TOKENIZER_CONFIG, MARK, *files_read(checkpoint)}
     for name in names:
         if name not in done and not (is_ours(checkpoint.config) and name.startswith(MADE_BY_US)):
             _carry(checkpoint, name, target, result, of_sentences)
@@ -122,7 +119,7 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
         brought = (*result.carried, *result.stored, *result.pickled)
         result.inner = checkpoint.inner
         result.around = sorted({name for name in brought if not os.path.lexists(checkpoint.folder / name)})
-    _check_generation(checkpoint)
+    check_generation(checkpoint)
     if not checkpoint.is_file:
         check_readable(checkpoint.folder)
         result.tokenizer = load(checkpoint.folder)
@@ -148,14 +145,14 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
         (target / name).write_text(json_text(of_sentences.places[name]), encoding="utf-8")
         result.written[name] = digest(target / name)
         if not is_ours(checkpoint.config):
-            _copy(checkpoint, name, target / STORE / name)
+            copy_file(checkpoint, name, target / STORE / name)
             result.stored.append(name)
     elif is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
-        _carry_pickle(checkpoint, name, target, result)
+        carry_pickle(checkpoint, name, target, result)
     elif stays(name) or (is_read and not of_sentences.problem):
-        _copy(checkpoint, name, target / name)
+        copy_file(checkpoint, name, target / name)
         result.carried.append(name)
-    elif not _is_regular(path):
+    elif not is_regular(path):
         return
     elif name in HEADS or (is_read and PurePosixPath(name).name == MODULE_PICKLE):
         as_safetensors(checkpoint, name, target / STORE / f"{name}.safetensors")
@@ -163,10 +160,10 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
     elif (
         is_ours(checkpoint.config) and not is_read and is_note(name, path)
     ):  # its name may be that of a file of the source
-        _copy(checkpoint, name, target / name)
+        copy_file(checkpoint, name, target / name)
         result.carried.append(name)
     elif is_read or is_note(own_name, path):
-        _copy(checkpoint, name, target / STORE / name)
+        copy_file(checkpoint, name, target / STORE / name)
         result.stored.append(name)
 
 
@@ -186,7 +183,7 @@ def name_the_rest(
     done = {
         "config.json",
         MARK,
-        *_files_read(checkpoint),
+        *files_read(checkpoint),
         *result.carried,
         *result.stored,
         *result.written,
@@ -200,7 +197,7 @@ def name_the_rest(
             continue
         if name.endswith("/") or not os.path.lexists(path):
             result.leave_out(name, reason_for(name))
-        elif not _is_regular(path):
+        elif not is_regular(path):
             result.leave_out(name, NOT_A_FILE)
         elif is_ours(checkpoint.config) and copy.is_file() and same_bytes(checkpoint.member(name), copy):
             result.carried.append(name)
@@ -216,7 +213,7 @@ def name_the_rest(
         result.notes.append(f"the source has {LISTED} files or more; only so many were looked at")
 
 
-def _check_generation(checkpoint: Checkpoint) -> None:
+def check_generation(checkpoint: Checkpoint) -> None:
     """Refuse damaged settings of generation, for which transformers would take others without a word."""
     if not checkpoint.is_file and os.path.lexists(checkpoint.folder / "generation_config.json"):
         read_json(checkpoint.member("generation_config.json"))
@@ -230,148 +227,20 @@ def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) ->
     wanted, notes = rewritten(settings, tokenizer)
     result.notes += notes
     if there and wanted == settings:
-        _copy(checkpoint, TOKENIZER_CONFIG, target / TOKENIZER_CONFIG)
+        copy_file(checkpoint, TOKENIZER_CONFIG, target / TOKENIZER_CONFIG)
         result.carried.append(TOKENIZER_CONFIG)
     elif wanted:
         (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
         result.written[TOKENIZER_CONFIG] = digest(target / TOKENIZER_CONFIG)
     if there and wanted != settings and not is_ours(checkpoint.config):
-        _copy(checkpoint, TOKENIZER_CONFIG, target / STORE / TOKENIZER_CONFIG)
+        copy_file(checkpoint, TOKENIZER_CONFIG, target / STORE / TOKENIZER_CONFIG)
         result.stored.append(TOKENIZER_CONFIG)
     if tokenizer is not None and make_fast(tokenizer, checkpoint.folder, target):
         result.written[MADE] = digest(target / MADE)
         result.notes.append("tokenizer.json was made of the SentencePiece file, so that it loads without sentencepiece")
 
 
-def return_side_files(
-    checkpoint: Checkpoint,
-    names: Iterable[str],
-    target: Path,
-    record: Mapping[str, Any],
-    unmissed: Iterable[str] = (),
-) -> SideFiles:
-    """Write the files next to the weights of a repo of ours into an official folder: what came, or what replaced it.
-
-    Args:
-        checkpoint: the repo.
-        names: its files.
-        target: an existing folder.
-        record: `SideFiles.record` of the conversion that made the repo; empty for a model that was trained here.
-        unmissed: names of further files that only our layout has, and that nobody will miss.
-
-    Raises:
-        ConversionError: a file is damaged, missing, or a link that leaves the folder.
-    """
-    result = SideFiles()
-    _check_generation(checkpoint)
-    names = set(names)
-    stored = [name for name in record.get("stored", ()) if isinstance(name, str) and _is_plain(name)]
-    written: Mapping[str, Any] = record.get("written", {})
-    of_sentences = sentence_files(checkpoint, names)
-    result.notes += [of_sentences.problem] if of_sentences.problem else []
-    own = {name for name in written if name in names and digest(checkpoint.member(name)) == written[name]}
-    done = {"config.json", TOKENIZER_CONFIG, MARK, *own}
-    for name in sorted(name for name in names - done if not name.startswith(MADE_BY_US)):
-        path, problem = checkpoint.path(name), of_sentences.problem
-        is_read = name in of_sentences.names and is_of_module(name) and not problem
-        is_text = is_note(name, path) and not (problem and name in (*of_sentences.names, *SENTENCE_FILES))
-        if not (stays(name) or is_read or is_text) or not _is_regular(path):
-            continue
-        if PurePosixPath(name).name == MODULE_PICKLE:
-            _carry_pickle(checkpoint, name, target, result)
-        elif name in of_sentences.places and not problem:
-            (target / name).write_text(json_text(of_sentences.places[name]), encoding="utf-8")
-            result.written[name] = digest(target / name)
-        else:
-            _copy(checkpoint, name, target / name)
-            result.carried.append(name)
-    check_readable(checkpoint.folder)
-    result.tokenizer = load(checkpoint.folder)
-    if TOKENIZER_CONFIG in names - own:
-        _return_tokenizer_config(checkpoint, target, result)
-    for name in stored:
-        if not os.path.lexists(target / name):  # else it was changed in the repo, and has been copied from there
-            _return_stored(checkpoint, name, names, target)
-            done |= {f"{STORE}/{name}", f"{STORE}/{name}.safetensors"}
-    for name in record.get("pickled", ()):
-        if not os.path.lexists(target / name) and (weights := safe_name(name)) in names:
-            as_pickle(checkpoint.member(weights), target / name)
-    check_readable(target)
-    result.notes += missing_code(target)
-    name_the_rest(checkpoint, sorted(names), target, result, {*done, *unmissed})
-    if left := record.get("left_out"):
-        count = sum(len(each) for each in left.values())
-        result.notes.append(f"not carried from the first source: {count} file{'s' * (count > 1)} (see conversion.json)")
-    return result
-
-
-def _return_tokenizer_config(checkpoint: Checkpoint, target: Path, result: SideFiles) -> None:
-    settings = read_json(checkpoint.member(TOKENIZER_CONFIG))
-    wanted, notes = rewritten(settings, result.tokenizer)
-    result.notes += notes
-    if wanted == settings:
-        _copy(checkpoint, TOKENIZER_CONFIG, target / TOKENIZER_CONFIG)
-    else:
-        (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
-
-
-def _return_stored(checkpoint: Checkpoint, name: str, names: set[str], target: Path) -> None:
-    """Write a file that the repo keeps of its source to the place where it was."""
-    if f"{STORE}/{name}.safetensors" in names:
-        as_pickle(checkpoint.member(f"{STORE}/{name}.safetensors"), target / name)
-    elif f"{STORE}/{name}" in names:
-        _copy(checkpoint, f"{STORE}/{name}", target / name)
-    else:
-        raise ConversionError(
-            f"{checkpoint.folder / STORE / name}: missing, and the official checkpoint had it; download the whole "
-            "repo again, or delete conversion.json for a checkpoint without it"
-        )
-
-
-def copy_store(checkpoint: Checkpoint, names: Iterable[str], target: Path) -> None:
-    """Copy what a repo of ours keeps of its source into another one."""
-    for name in names:
-        if name.startswith(f"{STORE}/"):
-            _copy(checkpoint, name, target / name)
-
-
-def stays(name: str) -> bool:
-    """Whether a file has the same name and place in both layouts."""
-    if name.startswith("additional_chat_templates/"):
-        return name.endswith(".jinja") and name.count("/") == 1
-    return (
-        (name in TOKENIZER_FILES and name != TOKENIZER_CONFIG)
-        or GENERATION.fullmatch(name) is not None
-        or LEGAL.fullmatch(name) is not None
-    )
-
-
-def same_bytes(one: Path, other: Path) -> bool:
-    """Whether two files hold the same."""
-    return one.stat().st_size == other.stat().st_size and digest(one) == digest(other)
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    result = hashlib.sha256()
-    with open_regular(path) as file:
-        while part := file.read(1 << 20):
-            result.update(part)
-    return result.hexdigest()
-
-
-def _files_read(checkpoint: Checkpoint) -> set[str]:
-    """The names of the files that hold the tensors, and of the index that names them."""
-    files = {info.file.name for info in checkpoint.tensors.values()}
-    endings, pairs = _endings(files), checkpoint.weights
-    return files | {index for single, index in pairs if single not in files and single.split(".")[-1] in endings}
-
-
-def _endings(files: Iterable[str]) -> set[str]:
-    return {name.rpartition(".")[2] for name in files}
-
-
-def _carry_pickle(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles) -> None:
+def carry_pickle(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles) -> None:
     """Have the pickled weights of a module as a safetensors file, which the module reads first."""
     weights = safe_name(name)
     if not os.path.lexists(checkpoint.path(weights)):
@@ -383,41 +252,6 @@ def _carry_pickle(checkpoint: Checkpoint, name: str, target: Path, result: SideF
     else:
         as_safetensors(checkpoint, name, target / STORE / f"{name}.safetensors")
         result.stored.append(name)
-
-
-def is_note(name: str, path: Path) -> bool:
-    """Whether a file is a small text next to the model."""
-    is_index = INDEX.fullmatch(name) or name.endswith("trainer_state.json")
-    return "/" not in name and name.endswith(NOTES) and not is_index and _size(path) <= LARGEST_NOTE
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # a link that leads nowhere: opening it says so
-        return 0
-
-
-def _is_regular(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        return os.path.islink(path)  # one that leads nowhere: opening it says so
-
-
-def _is_plain(name: str) -> bool:
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and "\\" not in name and name.isprintable()
-
-
-def _copy(checkpoint: Checkpoint, name: str, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open_regular(checkpoint.member(name)) as source, open(target, "xb") as copy:
-        if source.read(len(LFS_POINTER)) == LFS_POINTER:
-            path = checkpoint.path(name)
-            raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
-        source.seek(0)
-        shutil.copyfileobj(source, copy)
 
 
 def refuse_adapters(folder: Path) -> None:

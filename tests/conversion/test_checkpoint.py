@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 from blockformer.conversion.errors import CheckpointError
 from blockformer.conversion.files import pickled, safetensors_io
-from blockformer.conversion.files.checkpoint import Checkpoint, nonfinite
+from blockformer.conversion.files.checkpoint import Checkpoint
+from blockformer.conversion.files.finite import nonfinite
 from blockformer.conversion.files.json_files import read_json
 
 from .support import (

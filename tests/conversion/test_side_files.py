@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from blockformer import cli
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
-from blockformer.conversion.files import side_files, tokenizers
+from blockformer.conversion.files import returning, side_files, tokenizers
 from blockformer.conversion.loading import load_any
 from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import Measured, Parity
@@ -212,7 +212,8 @@ def test_without_sentencepiece_such_a_tokenizer_is_refused(tmp_path, monkeypatch
 def test_a_copy_that_gives_other_ids_is_refused_both_ways(tmp_path, source, monkeypatch):
     convert(source, tmp_path / "dst")
     monkeypatch.setattr(tokenizers, "rewritten", lambda settings, original: ({**settings, "model_max_length": 5}, []))
-    monkeypatch.setattr(side_files, "rewritten", tokenizers.rewritten)
+    for module in (side_files, returning):
+        monkeypatch.setattr(module, "rewritten", tokenizers.rewritten)
     (tmp_path / "dst/tokenizer_config.json").write_text(
         json.dumps(entries_of(source, "tokenizer_config.json") | {"x": 1})
     )

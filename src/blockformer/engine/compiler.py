@@ -9,18 +9,15 @@ from contextlib import contextmanager
 
 import torch
 from torch.nn import functional as F
-from transformers.utils import logging
-
-logger = logging.get_logger(__name__)
 
 # A product and its sum are one instruction (FMA); on a GPU several loops are tried for each product of one row.
 _OPTIONS: dict[str, dict] = {
     "cpu": {"cpp.enable_floating_point_contract_flag": "fast"},
     "cuda": {"coordinate_descent_tuning": True},
 }
-# Where functions come from that give the same for the same tensors and change none.
+# Modules whose functions give equal results for equal tensors, except functions whose names begin like these.
 _PURE = (torch, torch.Tensor, F, torch._C._nn, operator)
-_NOT_PURE = ("rand", "randn", "randint", "multinomial", "dropout", "empty", "empty_like", "empty_strided")
+_NOT_PURE = ("rand", "normal", "multinomial", "bernoulli", "poisson", "dropout", "empty")
 _IN_PLACE = {
     operator.setitem,
     operator.iadd,
@@ -38,7 +35,7 @@ def has_compiler() -> bool:
 
 
 def is_of_compiler(error: Exception) -> bool:
-    """Whether the compiler could not make code of something, or could not write it down."""
+    """Whether an error comes from the compiler."""
     return any(each.__module__.startswith(("torch._dynamo", "torch._inductor")) for each in type(error).__mro__)
 
 
@@ -58,10 +55,10 @@ def _backend(options: dict, graph_module, example_inputs):
 
 
 def without_repeats(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A graph in which what would be computed twice is computed once.
+    """A graph that computes equal expressions once.
 
-    Layers that read the same states have the same rows, and the compiler makes one loop of those of equal size; layers
-    that are parts of one product multiply once.
+    Layers with the same input then share their rows, and the compiler fuses layers of equal size into one loop. Parts
+    of one joined product multiply once.
     """
     graph = graph_module.graph
     known: dict[tuple, torch.fx.Node] = {}
@@ -73,7 +70,9 @@ def without_repeats(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             known.clear()  # it writes: what was read before may be other numbers now
             continue
         is_method = node.op == "call_method"
-        if name in _NOT_PURE or not (is_method or any(getattr(each, name, None) is node.target for each in _PURE)):
+        if name.startswith(_NOT_PURE) or not (
+            is_method or any(getattr(each, name, None) is node.target for each in _PURE)
+        ):
             continue
         first = known.setdefault((node.op, node.target, repr((node.args, node.kwargs))), node)
         if first is not node:

@@ -31,7 +31,13 @@ _KNOWN = {
     "logits_processor", "stopping_criteria", "generation_config", "streamer", "attention_mask", "position_ids",
     "encoder_outputs", "decoder_attention_mask", "past_key_values", "cache", *_SAYS_NOTHING,
 }  # fmt: skip
-_COLLECTED = ("output_hidden_states", "output_attentions", "output_scores", "output_logits", "return_dict_in_generate")
+_RETURNED_TOO = (
+    "output_hidden_states",
+    "output_attentions",
+    "output_scores",
+    "output_logits",
+    "return_dict_in_generate",
+)
 
 
 class Decoding:
@@ -92,7 +98,7 @@ class Decoding:
         settings = named.get("generation_config")
         others = [name for name, value in named.items() if name not in _KNOWN and value is not None]
         others += [name for name, quiet in _SAYS_NOTHING.items() if named.get(name) not in quiet]
-        others += [name for name in _COLLECTED if getattr(settings, name, False)]
+        others += [name for name in _RETURNED_TOO if getattr(settings, name, False)]
         others += [name for name in ("prefill_chunk_size", "is_assistant") if getattr(settings, name, None)]
         others += [name for name in COLLECTED if getattr(self._model.get_decoder().config, name, False)]
         if input_ids.device.type != self._device or not is_enabled() or input_ids.shape[1] == 0:

@@ -81,7 +81,10 @@ def _forget(held: list) -> None:
 
 @torch.library.custom_op("blockformer::product_by_copy", mutates_args=())
 def product_by_copy(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`product` by the packed copy of a weight, as an operator that compiled code calls: that knows plain tensors."""
+    """`product` of states [..., I] by the packed copy of a weight [O, I] -> [..., O].
+
+    It is an operator, so that compiled code, which takes plain tensors only, can call it.
+    """
     return product(states, _copies.get(weight.data_ptr(), weight), bias)
 
 

@@ -31,7 +31,7 @@ class Origin:
         return all(map(is_, held, self._tensors)) and self._now() == self._state
 
     def _now(self) -> list:
-        # A compiled step asks this of all 4-bit weights.
+        # A compiled step checks all 4-bit weights by this.
         now: list = [tensor.data_ptr() for tensor in self._tensors] + [tensor._version for tensor in self._counted]
         return now + [sample.tobytes() for sample in self._samples]
 
@@ -75,7 +75,7 @@ class Following:
         return sum(each.numel() * each.element_size() for copy in self.copies for each in copy.buffers())
 
     def refresh(self) -> None:
-        """Have the copies be those of the present weights."""
+        """Make the copies that are missing or out of date."""
         if self._is_current():
             return
         with self._lock, torch.inference_mode(False), torch.no_grad():

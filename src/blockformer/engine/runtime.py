@@ -95,7 +95,7 @@ class TrainingRuntime(LoadedRuntime):
         unpadding = self.unpadding(stack, inputs)
         if unpadding is None:
             return super().plan(stack, inputs)
-        if inputs.attention_mask is not None and unpadding.indices is None:  # there is no padding
+        if inputs.attention_mask is not None and unpadding.indices is None:  # every token is real
             return self.plan(stack, inputs._replace(attention_mask=None, given_positions=None))
         return plan_without_padding(stack, inputs, unpadding)
 
@@ -117,8 +117,9 @@ class PreparedRuntime(TrainingRuntime):
 
     def plan(self, stack, inputs):
         if stack.training and not any(each.requires_grad for each in stack.parameters()):
-            told = "the model is prepared for inference, and no weight learns: call prepare_for_training()."
-            logger.warning_once(told)
+            logger.warning_once(
+                "the model is prepared for inference, and no weight learns: call prepare_for_training()."
+            )
         return super().plan(stack, inputs)
 
     def cache(self, fresh, beams=1, windows=False):

@@ -39,7 +39,7 @@ logger = logging.get_logger(__name__)
 
 # What `generate` passes along that says nothing of a step.
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
-# Fields of a config that have every call give more.
+# Fields of a config by which every call returns more.
 COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
 
 
@@ -92,7 +92,7 @@ class CompiledSteps:
         return Modules(self._model, without=encoder)
 
     def refresh(self) -> None:
-        """Have the copies of weights be those of the present ones."""
+        """Update the copies of weights that have changed."""
         for copies in self._followed():
             copies.refresh()
 
@@ -297,8 +297,8 @@ class CompiledSteps:
 
     def _made(self, sources: str, beams: int) -> StepFunctions | None:
         if not has_compiler():
-            told = "there is no C++ compiler, so the model runs uncompiled: install g++ or clang++, or set CXX."
-            logger.warning_once(told)
+            fix = "install g++ or clang++, or set CXX"
+            logger.warning_once(f"no C++ compiler was found, so the model runs uncompiled: {fix}.")
             return None
         loops = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True), "many": None}
         rows = loops[sources]
@@ -310,7 +310,11 @@ class CompiledSteps:
         return StepFunctions(self._model, beams, copied=copied, device="cpu")
 
     def computed(self, functions: StepFunctions, *arguments):
-        """Their logits; the first ones wait for the compiler."""
+        """The logits of these functions, see `StepFunctions.logits`; the first call waits for the compiler.
+
+        Raises:
+            Uncompiled: the compiler failed.
+        """
         try:
             if functions.is_ready:
                 return functions.logits(*arguments)

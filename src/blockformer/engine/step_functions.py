@@ -107,12 +107,12 @@ def _run(part, *arguments):
 
 
 def _structure(group: list) -> str:
-    """What layers that are alike have in common."""
+    """A description that two groups share if they can share code: their modules and the shapes of their weights."""
     return str([(layer.layer_type, layer, [each.shape for each in layer.state_dict().values()]) for layer in group])
 
 
 def _vary(tensor, dim: int | None = None) -> None:
-    """Have the compiler expect other lengths of a tensor, and other numbers of rows unless there is one."""
+    """Tell the compiler that a dimension of a tensor varies, and so does the number of rows, unless it is 1."""
     if dim is not None:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)
     if tensor.shape[0] > 1:

@@ -25,8 +25,8 @@ class StepLinear(nn.Linear):
     """A linear layer for as many rows as a step has: states [..., I] -> [..., O], summed in float32.
 
     Attributes:
-        rows: for which it is a loop; None: for any number, by a library's product.
-        product: that one.
+        rows: the number that its loop is for; None if it uses `product`, for any number.
+        product: a library's, of states, weight and bias.
     """
 
     rows: Rows | None = None
@@ -67,13 +67,13 @@ _CLASSES = {
 
 
 class StepLayers:
-    """Makes the layers of a CPU's step, each by itself, of a model's.
+    """Makes a CPU's step layers from a model's layers.
 
     Args:
         rows: of a step; None: any number.
         dtype: of the model.
-        in_place: what a layer is read from in its place: copies of 4-bit weights, a rounded head.
-        packed: the layers whose weights are packed, too.
+        in_place: layers and their replacements, which hold 4-bit weights in another order or a rounded head.
+        packed: the layers of which there is a packed copy.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StepLayers:
         self.by_onednn = self.rows is None and dtype is torch.float32 and onednn.is_quicker_in_float32()
 
     def __call__(self, module: nn.Module) -> nn.Module:
-        """A module of the same parameters and parts."""
+        """A module with the same parameters and parts, or the replacement."""
         other = self.in_place.get(module)
         if other is not None:
             own = copy.copy(other)

@@ -88,7 +88,7 @@ class Modules:
 
 
 def unknown_code(module: nn.Module) -> str | None:
-    """A class or a function in a module that comes from elsewhere, so that a step may not give it what it needs."""
+    """The first class or function in a module from another package, which may need what a step does not give it."""
     blocks = tuple(f"{block.cls.__module__}." for known in BLOCKS.values() for block in known.values())
     for part in module.modules():
         functions = [] if isinstance(part, PreTrainedModel) else filter(callable, vars(part).values())
@@ -99,7 +99,7 @@ def unknown_code(module: nn.Module) -> str | None:
 
 
 def _names_of(value) -> list[str]:
-    """The name of a class or a function, and of what it was given; of an object the name of its class."""
+    """The name of a class or function, with those of bound arguments; for an object, the name of its class."""
     if isinstance(value, functools.partial):
         given = [*value.args, *value.keywords.values()]
         objects = [each for each in given if not isinstance(each, bool | int | float | str | None)]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from blockformer.conversion.articles.transformer import EXTRA_CODE
 from blockformer.conversion.errors import ConversionError, shown
 from blockformer.conversion.files.atomic import MARK, atomic_folder, states_of
-from blockformer.conversion.files.checkpoint import read_config
+from blockformer.conversion.files.config_file import read_config
 from blockformer.conversion.files.json_files import json_text, read_json
 
 from ..model.axes import blocks_of

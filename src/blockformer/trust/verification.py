@@ -25,7 +25,7 @@ from blockformer.conversion.files.named_code import (
     loads_code,
 )
 from blockformer.conversion.files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
-from blockformer.conversion.files.side_files import STORE, digest
+from blockformer.conversion.files.side_file_kinds import STORE, digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
 from blockformer.conversion.model_tensors import unread_pooler
 from blockformer.conversion.options import WEIGHT_CHOICES, check_reading, for_the_hub
