@@ -308,6 +308,26 @@ def test_a_cpu_writes_by_its_compiled_steps(name, untraced):
     assert not quick.runtime.decoding.fallbacks.reasons
 
 
+def test_a_cpu_takes_memory_as_the_text_grows(untraced, monkeypatch):
+    rooms, advance = [], graphs.Steps.advance
+    monkeypatch.setattr(
+        graphs.Steps, "advance", lambda self, *given: (advance(self, *given), rooms.append(self.room))[0]
+    )
+    monkeypatch.setattr(graphs, "_LEAST_ROOM", 16)
+    sizes = {"max_position_embeddings": 1 << 20}
+    plain, quick = (make("qwen3", **sizes)[0] for _ in range(2))
+    quick.prepare_for_inference(compile=True)
+    given = {**prompts([5, 3]), "do_sample": False, "eos_token_id": None}
+    assert torch.equal(quick.generate(**given, max_new_tokens=90), plain.generate(**given, max_new_tokens=90))
+    assert len(set(rooms)) > 2
+    assert rooms == sorted(rooms)
+    assert (rooms[0] < 40, rooms[-1] < 200) == (True, True)
+    rooms.clear()
+    ends = {**given, "eos_token_id": [*range(2, 60)], "max_new_tokens": 500_000}
+    assert torch.equal(quick.generate(**ends), plain.generate(**ends))
+    assert max(rooms) < 200
+
+
 def test_a_cpu_looks_at_each_token(untraced, monkeypatch):
     steps, advance = [], graphs.Steps.advance
     monkeypatch.setattr(graphs.Steps, "advance", lambda self, *given: steps.append(1) or advance(self, *given))

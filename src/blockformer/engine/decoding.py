@@ -135,7 +135,8 @@ class Decoding:
         prompt, scores = call.read()
         if self._compiled is not None:
             parts = CPUParts(self._compiled, len(call.input_ids))
-            steps = Steps(parts, prompt, room_for(call.longest + WRITTEN), scores.shape[-1])
+            length = call.input_ids.shape[1]
+            steps = Steps(parts, prompt, room_for(length + length // 2 + WRITTEN), scores.shape[-1])
             steps.begin(prompt, call.input_ids, call.ends, call.pad)
             return steps, scores
         room = room_for(call.longest + 1)

@@ -116,7 +116,7 @@ class Prompt:
 class Steps:
     """The buffers of a batch of B rows, and the graphs that write one more token into them.
 
-    Only one text is written with it at a time.
+    Only one text is written with it at a time. On a CPU, where no graph holds addresses, buffers grow with the text.
 
     Attributes:
         logits: [B, 1, V], what `advance` has computed.
@@ -124,7 +124,8 @@ class Steps:
 
     Args:
         parts: the model's.
-        prompt: of which keys and values have the sizes; `room` the most tokens.
+        prompt: of which keys and values have the sizes.
+        room: places of the buffers; on a GPU for the whole text.
         vocabulary: the number of tokens.
     """
 
@@ -146,9 +147,11 @@ class Steps:
             self._sources: list = [[] for _ in self._buffers]
             self._source_visible = None
             if prompt.cross is not None:
-                length = room_for(prompt.cross.layers[0].keys.shape[2])
+                length = prompt.cross.layers[0].keys.shape[2]
+                length = length if device.type == "cpu" else room_for(length)
                 self._sources = [_buffers(layer, length) for layer in prompt.cross.layers]
                 self._source_visible = torch.zeros(rows, 1, 1, length, dtype=torch.bool, device=device)
+        self._is_fresh = True
         self.logits: torch.Tensor | None = None
         self.problem: str | None = None
         self._graphs: dict[tuple[int, bool], tuple | None] = {}
@@ -171,13 +174,15 @@ class Steps:
         for pair, layer in zip(self._buffers, prompt.cache.layers, strict=True):
             for buffer, states in zip(pair, (layer.keys, layer.values), strict=True):
                 buffer[:, :, :length].copy_(states)
-                buffer[:, :, length:].zero_()  # what is hidden is multiplied by 0, which NaN survives
+                if not self._is_fresh:
+                    buffer[:, :, length:].zero_()  # what is hidden is multiplied by 0, which NaN survives
         if prompt.cross is not None:
             source_length = prompt.cross.layers[0].keys.shape[2]
             for pair, layer in zip(self._sources, prompt.cross.layers, strict=True):
                 for buffer, states in zip(pair, (layer.keys, layer.values), strict=True):
                     buffer[:, :, :source_length].copy_(states)
-                    buffer[:, :, source_length:].zero_()
+                    if not self._is_fresh:
+                        buffer[:, :, source_length:].zero_()
             assert self._source_visible is not None
             self._source_visible.zero_()
             self._source_visible[:, 0, 0, :source_length] = True if prompt.source_mask is None else prompt.source_mask
@@ -192,6 +197,7 @@ class Steps:
         self.unfinished.fill_(True)
         self.count.zero_()
         self.output[:, :length].copy_(input_ids)
+        self._is_fresh = False
 
     def advance(self, length: int, greedy: bool) -> None:
         """Write one more token after `length` tokens, the last of which is in `ids`.
@@ -200,6 +206,8 @@ class Steps:
         """
         captured = None
         if self.ids.device.type == "cpu":
+            if length + WRITTEN > self.room:
+                self._grow(room_for(length + length // 2 + WRITTEN))
             seen = max(WRITTEN, -(-length // BLOCK) * BLOCK)
         else:
             seen = min(room_for(length), self.room)
@@ -212,6 +220,23 @@ class Steps:
         else:
             graph, self.logits = captured
             graph.replay()
+
+    @torch.no_grad()
+    def _grow(self, room: int) -> None:
+        """Give the buffers so many places, and take over what they hold."""
+
+        def grown(tensor, dim: int):
+            sizes = list(tensor.shape)
+            sizes[dim] = room
+            larger = torch.zeros(sizes, dtype=tensor.dtype, device=tensor.device)
+            larger.narrow(dim, 0, self.room).copy_(tensor)
+            return larger
+
+        with torch.inference_mode(False):
+            self._buffers = [[grown(buffer, 2) for buffer in pair] for pair in self._buffers]
+            self.visible, self.output = grown(self.visible, 1), grown(self.output, 1)
+            self._columns = torch.arange(room, device=self.ids.device)
+        self.room = room
 
     def end(self) -> None:
         """The text is written."""
