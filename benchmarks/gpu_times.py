@@ -247,7 +247,7 @@ def training(tiny: bool) -> Iterator[Time]:
     config = _qwen3(2 if tiny else 8, 151936)
     torch.manual_seed(0)
     peer = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16)
-    ours = converted(peer).to("cuda", torch.bfloat16).train()
+    ours = converted(peer).to("cuda", torch.bfloat16).train().prepare_for_training()
     peer = peer.to("cuda").train()
     ids = torch.randint(3, config.vocab_size, (rows, length), device="cuda")
 

@@ -114,6 +114,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable_progress_bar()
     model = SIDES[options.side].from_pretrained(options.folder).train()
+    if options.side == "ours":
+        blockformer.prepare_for_training(model)
     ids = batch(model.config.vocab_size, options.rows, options.length)
     for parameter in model.parameters():
         parameter.sum()  # the file is only mapped until it is read

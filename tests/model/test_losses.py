@@ -40,12 +40,12 @@ MODELS = {
 
 
 def make(name, dropout=0.0):
-    """A small model in training mode, and a batch with padding and unlabelled tokens."""
+    """A small model prepared for training, and a batch with padding and unlabelled tokens."""
     torch.manual_seed(0)
     head, own = MODELS[name]
     quiet = {"hidden_dropout": dropout, "attention_dropout": 0.0, "activation_dropout": 0.0}
     config = blockformer.preset(name, **{**SIZES, **quiet, **own, "initializer_range": 0.3})
-    model = getattr(blockformer, head)(config).train()
+    model = blockformer.prepare_for_training(getattr(blockformer, head)(config).train())
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, 101, (3, 14), generator=generator)
     mask = (torch.arange(14) < torch.tensor([[14], [5], [9]])).long()
@@ -142,6 +142,21 @@ def test_every_model_trains_without_its_logits(name, smoothing, few):
     assert whole.logits.shape == (3, 14, 101)
     assert_close(outputs.loss, whole.loss, 1e-6)
     assert_gradients_close(found, expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_as_loaded_takes_its_loss_from_its_logits(name, few):
+    model, batch = make(name)
+    loaded = type(model)(model.config).train()
+    loaded.load_state_dict(model.state_dict())
+    with Largest() as plain:
+        outputs = loaded(**batch)
+    assert type(vars(outputs)["logits"]) is torch.Tensor
+    assert plain.elements == 3 * 14 * 101
+    assert_close(outputs.loss, model(**batch).loss, 1e-6)
+    with Largest() as in_chunks:  # nobody wants them
+        assert_close(loaded(**batch, return_logits=False).loss, outputs.loss, 1e-6)
+    assert in_chunks.elements < plain.elements
 
 
 def test_label_smoothing_is_that_of_the_trainer():

@@ -133,8 +133,9 @@ def prepare_for_inference(
 def prepare_for_training(model):
     """Make a model ready for training: plain weights again, trainable if they were before `prepare_for_inference`.
 
-    On a CPU, padding is skipped where that pays and nobody looks at the rows of a layer, as a hook would. In float32,
-    linear layers and their gradients use oneDNN where it is faster.
+    The loss of a large vocabulary is computed in chunks, and its logits only when they are read. On a CPU, padding is
+    skipped where that pays and nobody looks at the rows of a layer, as a hook would. In float32, linear layers and
+    their gradients use oneDNN where it is faster.
 
     Args:
         model: a Blockformer model of this package.

@@ -27,7 +27,7 @@ logger = logging.get_logger(__name__)
 
 
 class LoadedRuntime(Runtime):
-    """Plain PyTorch, but for masks that are known without the library, and a large loss in chunks."""
+    """Plain PyTorch. One token of a dynamic cache needs no mask, and a loss without logits is taken in chunks."""
 
     def plan(self, stack, inputs):
         return stack.plan(inputs, None if isinstance(inputs.attention_mask, dict) else self.masks(stack, inputs))
@@ -44,14 +44,17 @@ class LoadedRuntime(Runtime):
 
     def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing):
         given = (head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
-        return loss_in_chunks(*given) if is_switched_on() else None
+        return loss_in_chunks(*given) if self.takes_in_chunks(return_logits) and is_switched_on() else None
 
-    def output(self, output_class, **fields):
-        return make_output(output_class, **fields)
+    def takes_in_chunks(self, return_logits: bool | None) -> bool:
+        """Whether a loss may be taken in chunks, by what the caller says about logits: here where none are wanted."""
+        return return_logits is False
 
 
 class TrainingRuntime(LoadedRuntime):
-    """A stack that is prepared for training: on the CPU its padding is skipped where that pays and nobody watches.
+    """A model that is prepared for training, or a stack of it.
+
+    A large loss is taken in chunks, and on the CPU padding is skipped, where that pays and nobody watches.
 
     Attributes:
         least_saving: padding times the squared width from which skipping it pays.
@@ -60,6 +63,12 @@ class TrainingRuntime(LoadedRuntime):
 
     least_saving = 1 << 21
     takes_gradients = True
+
+    def takes_in_chunks(self, return_logits):
+        return return_logits is not True
+
+    def output(self, output_class, **fields):
+        return make_output(output_class, **fields)
 
     def unpadding(self, stack, inputs):
         """Where the real tokens of a batch [B, T, C] lie, or None to compute its padding.
