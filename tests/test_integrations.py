@@ -394,6 +394,19 @@ def test_trained_prompts_in_the_cache_and_in_the_embeddings(method):
 
 
 @pytest.mark.slow
+def test_describing_a_config_changes_nothing_of_peft():
+    constants = pytest.importorskip("peft.utils.constants")
+    config = model().config
+    tables = {name: value for name, value in vars(constants).items() if name.startswith("TRANSFORMERS")}
+    for table in tables.values():
+        table.pop(config.model_type, None)
+    before = copy.deepcopy(tables)
+    assert config.to_dict() and config.to_diff_dict() and str(config)
+    assert tables == before
+    model()  # enters it again
+    assert config.model_type in tables["TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"]
+
+
 def test_peft_knows_the_targets_whichever_is_imported_first_and_is_never_imported_by_us(processes, tmp_path):
     pytest.importorskip("peft")
     script = (

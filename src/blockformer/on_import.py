@@ -1,9 +1,10 @@
 """Hooks on the import of other modules, so that `import blockformer` itself imports none of them.
 
 - transformers' Auto classes learn of our configs as soon as they exist.
+- PEFT learns of their default target modules, if it is imported later than a model is made.
 - The first import of a part of the model, by whatever name, sets the whole package up (`api`).
 
-Both follow imports by a finder on `sys.meta_path`, which is Python's public place for that. Nothing of transformers is
+All follow imports by a finder on `sys.meta_path`, which is Python's public place for that. Nothing of transformers is
 replaced.
 """
 
@@ -15,6 +16,7 @@ from importlib.abc import Loader, MetaPathFinder
 from typing import Any
 
 PACKAGE = __name__.rpartition(".")[0]
+PEFT_TABLES = "peft.utils.constants"
 AUTO_CLASSES = "transformers.models.auto.configuration_auto"
 CONFIGS = {
     "blockformer_decoder": "BlockformerDecoderConfig",
@@ -25,12 +27,21 @@ CONFIGS = {
 
 
 def watch_imports() -> None:
-    """See to both, now or when the time comes."""
+    """See to them, now or when the time comes."""
+    if PEFT_TABLES not in sys.modules:
+        sys.meta_path.insert(0, Watch(lambda name: name == PEFT_TABLES, _tell_peft))
     sys.meta_path.insert(0, Watch(lambda name: name.startswith(f"{PACKAGE}."), _set_up))
     if AUTO_CLASSES in sys.modules:
         _register_configs()
     else:
         sys.meta_path.insert(0, Watch(lambda name: name == AUTO_CLASSES, _register_configs))
+
+
+def _tell_peft() -> bool:
+    compat = importlib.import_module(f"{PACKAGE}.model.compat")
+    for model_type in CONFIGS:
+        compat.tell_peft(model_type)
+    return True
 
 
 def _set_up() -> bool:

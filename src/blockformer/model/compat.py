@@ -85,7 +85,7 @@ def announce_language_model(config_class) -> None:
 
 
 def tell_peft(model_type: str) -> None:
-    """Give PEFT, once imported, default targets for a model type: the first entry that most nearly names our modules.
+    """Give PEFT, if imported, default targets for a model type: the entry that most nearly names our modules.
 
     PEFT keeps a table by model type for each of its methods. It is not imported from here, which would take seconds.
     Other threads may add to a table meanwhile, so a copy is looked through.

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from .attention import AttentionFields
 from .axes import BLOCKS, FLAG, axes, axis, blocks_of, check_choice, did_you_mean, flag, is_integer, parts_of
-from .compat import generation_field_names, tell_peft
+from .compat import generation_field_names
 from .feed_forward import ACT2FN, FeedForward, FeedForwardFields
 from .layer import LayerFields
 from .normalization import NormFields
@@ -174,8 +174,6 @@ class BlockformerConfig(
 
     def to_dict(self):
         """The fields as plain data, with the `auto_map` by which a repo of this config finds its code."""
-        # PEFT asks for this before it looks for target modules: here it is imported for sure, whichever came first.
-        tell_peft(self.model_type)
         settings = super().to_dict()
         others = unknown_fields(type(self), settings, [name for block in blocks_of(self) for name in block.fields])
         # An entry with `--` names code on the Hub, which may change; this code lies next to the weights.

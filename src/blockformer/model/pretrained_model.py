@@ -5,7 +5,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention import Attention
-from .compat import OutputRecorder
+from .compat import OutputRecorder, tell_peft
 from .layer import Layer, layer_class
 from .runtime import Runtime
 
@@ -43,6 +43,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
     def __init__(self, config):
         _check_topology(type(self), config)
         super().__init__(config)
+        tell_peft(config.model_type)
         self._no_split_modules = (layer_class(config).__name__,)
         if config.float32_down_proj:
             self._keep_in_fp32_modules = {"down_proj"}
