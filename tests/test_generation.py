@@ -325,7 +325,11 @@ def test_encoder_states_reach_the_cross_attention(settings):
     states, seen = torch.randn(2, 7, 64), torch.ones(2, 7, dtype=torch.long)
     seen[1, 4:] = 0
     given = {"encoder_hidden_states": states, "encoder_attention_mask": seen}
+    projected = []
+    hook = ours.model.layers[0].cross_attn.k_proj.register_forward_hook(lambda *_: projected.append(1))
     written = text_of(ours, ids, steps=8, **given, **settings)
+    hook.remove()
+    assert len(projected) == 1
     assert torch.equal(written, text_of(ours, ids, steps=8, use_cache=False, **given, **settings))
     assert not torch.equal(written, text_of(ours, ids, steps=8, **given | {"encoder_hidden_states": -states}))
     if not settings:
