@@ -401,7 +401,9 @@ def test_describing_a_config_changes_nothing_of_peft():
     for table in tables.values():
         table.pop(config.model_type, None)
     before = copy.deepcopy(tables)
-    assert config.to_dict() and config.to_diff_dict() and str(config)
+    assert config.to_dict()
+    assert config.to_diff_dict()
+    assert str(config)
     assert tables == before
     model()  # enters it again
     assert config.model_type in tables["TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"]

@@ -206,69 +206,105 @@ def test_a_cast_and_a_move_unpack(dtype):
     assert {each.device.type for each in model.to("meta").parameters()} == {"meta"}
 
 
-# Each changes the weight of a layer and of its plain copy, or reads it by what could change it.
+# Each writes to the weight of a layer, or would by a view of it.
 WRITES = {
     "in place": lambda layer: layer.weight.add_(0.5),
     "data": lambda layer: setattr(layer.weight, "data", layer.weight.data + 0.5),
     "data in place": lambda layer: layer.weight.data.mul_(2),
     "augmented data": lambda layer: exec("layer.weight.data += 0.5", {"layer": layer}),
     "view": lambda layer: layer.weight[0].fill_(3),
+    "view of a view": lambda layer: layer.weight.detach().t()[1:][:, 2].mul_(3),
     "view of data": lambda layer: layer.weight.data.t()[:2].zero_(),
+    "one of many views": lambda layer: layer.weight.unbind()[2].zero_(),
+    "flat": lambda layer: layer.weight.view(-1)[3:4].zero_(),
     "item": lambda layer: layer.weight.__setitem__((slice(None), 1), 2.0),
     "out": lambda layer: torch.mul(layer.weight, 2, out=layer.weight),
+    "foreach": lambda layer: torch._foreach_mul_([layer.weight.data], 2),
     "init": lambda layer: nn.init.ones_(layer.weight),
-    "load": lambda layer: layer.load_state_dict({"weight": torch.full((11, 7), 0.5), "bias": torch.ones(11)}),
-    "assign": lambda layer: layer.load_state_dict(
+    "load": lambda layer: layer.load_state_dict({"weight": torch.full((11, 7), 0.5), "bias": layer.bias.detach()}),
+    "optimizer": lambda layer: torch.optim.SGD([with_gradient(layer.weight)], lr=1.0).step(),
+    "another's numbers": lambda layer: setattr(layer.weight, "data", copy.deepcopy(layer.weight)),
+    "array": lambda layer: write_to(layer.weight.detach().numpy()),
+    "array of data": lambda layer: write_to(np.asarray(layer.weight.data)),
+}
+
+
+def with_gradient(weight):
+    weight.grad = torch.ones(11, 7, dtype=weight.dtype)
+    return weight
+
+
+def write_to(array):
+    array[0, 0] = 5
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_whatever_writes_to_a_packed_weight_is_refused(write, inference, dtype):
+    with torch.inference_mode(inference):
+        layer = nn.Linear(7, 11, dtype=dtype).requires_grad_(False)
+        before = copy.deepcopy(layer)
+        packed_layer(layer)
+        states = torch.randn(3, 7).to(dtype)
+        expected = layer(states)
+        with pytest.raises((RuntimeError, ValueError, TypeError), match=r"prepare_for_training|read-only|BFloat16"):
+            write(layer)
+        assert layer.is_packed
+        assert torch.equal(layer(states), expected)
+        packed.unpack_weights(layer)
+        assert type(layer.weight) is nn.Parameter
+        assert torch.equal(layer.weight, before.weight)
+
+
+REPLACEMENTS = {
+    "assigned": lambda layer: layer.load_state_dict(
         {"weight": torch.full((11, 7), 0.5, dtype=layer.bias.dtype), "bias": layer.bias.detach()}, assign=True
     ),
     "replaced": lambda layer: setattr(layer, "weight", nn.Parameter(torch.ones(11, 7, dtype=layer.bias.dtype))),
 }
 
 
-@pytest.mark.parametrize("change", WRITES.values(), ids=WRITES)
-@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_whatever_writes_to_a_packed_weight_changes_it(change, inference, dtype):
-    with torch.inference_mode(inference):
-        layer = nn.Linear(7, 11, dtype=dtype).requires_grad_(False)
-        plain, weight = copy.deepcopy(layer), layer.weight
-        packed_layer(layer)
-        states = torch.randn(3, 7).to(dtype)
-        change(layer)
-        change(plain)
-        expected = plain(states)
-        assert torch.equal(layer(states), expected)  # by the plain product
-        assert torch.equal(layer.state_dict()["weight"], plain.weight)
-        if layer.weight is weight:
-            packed.unpack_weights(layer, opened=True)
-            assert type(layer) is nn.Linear
-        assert type(layer.weight) is nn.Parameter
-        assert torch.equal(layer.weight, plain.weight)
-        assert torch.equal(nn.functional.linear(states, layer.weight, layer.bias), expected)
+def test_another_weight_takes_its_place(replace, dtype):
+    layer, states = nn.Linear(7, 11, dtype=dtype).requires_grad_(False), torch.randn(3, 7).to(dtype)
+    plain = copy.deepcopy(layer)
+    packed_layer(layer)
+    for each in (layer, plain):
+        replace(each)
+    assert torch.equal(layer(states), plain(states))
+    assert torch.equal(layer.state_dict()["weight"], plain.weight)
+    packed.unpack_weights(layer)
+    assert type(layer) is nn.Linear
+    assert torch.equal(layer.weight, plain.weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_only_reads_a_packed_weight_leaves_it_packed(dtype):
     layer = nn.Linear(7, 11, dtype=dtype)
-    plain = copy.deepcopy(layer)
-    weight = packed_layer(layer).weight
-    assert torch.equal(weight + 1, plain.weight + 1)
-    assert torch.equal(weight.clone(), plain.weight)
-    assert torch.equal(weight.data.float(), plain.weight.float())
-    assert weight.abs().sum() == plain.weight.abs().sum()
-    assert torch.equal(copy.deepcopy(weight).clone(), plain.weight)
-    assert repr(weight) == f"packed {plain.weight.detach()!r}"
-    assert packed_of(layer)
-    with pytest.raises(RuntimeError, match="shape and dtype"):
-        weight.data = torch.ones(3, 7, dtype=dtype)
-    kept = torch.zeros_like(plain.weight)
+    plain, weight = copy.deepcopy(layer).weight, packed_layer(layer).weight
+    reads = {
+        "sum": lambda each: each + 1, "copy": lambda each: each.clone(), "data": lambda each: each.data.float(),
+        "norm": lambda each: torch.linalg.norm(each.float()), "row": lambda each: each[0] * 2,
+        "columns": lambda each: each.t()[1:3].contiguous(), "rows": lambda each: torch.stack(each.unbind()),
+        "part": lambda each: each.data[:5], "deep copy": lambda each: copy.deepcopy(each).clone(),
+        "flat": lambda each: each.flatten() + 0, "product": lambda each: each @ torch.ones(7, dtype=dtype),
+    }  # fmt: skip
+    for name, read in reads.items():
+        found = read(weight)
+        assert torch.equal(found.clone(), read(plain)), name
+        assert layer.is_packed, name
+    assert weight.tolist() == plain.tolist()
+    assert (weight.data_ptr(), weight.untyped_storage().data_ptr()) == (0, 0)
+    assert repr(weight) == f"packed {plain.detach()!r}"
+    kept = torch.zeros_like(plain)
     with torch.no_grad():
         assert torch.mul(weight, 2, out=kept) is kept
-        assert torch.equal(kept, plain.weight * 2)
-        other = packed_layer(nn.Linear(7, 11, dtype=dtype)).weight
-        other.copy_(weight)
-    assert torch.equal(other.clone(), plain.weight)
-    assert packed_of(layer)
+        assert torch.equal(kept, plain * 2)
+        kept.copy_(weight)
+    assert torch.equal(kept, plain)
+    assert layer.is_packed
 
 
 WRAPPERS = {
@@ -300,28 +336,20 @@ def test_a_weight_that_others_have_wrapped_is_saved_as_a_plain_one(wrap):
     found, expected = torch.load(file, weights_only=True), plain.state_dict()
     assert found.keys() == expected.keys()
     assert_close(found, dict(expected))
-    for opened in (True, False):
-        packed.unpack_weights(layer, opened=opened)
-        assert_close(layer(states), plain(states))
-        assert opened or not any(type(each) is PackedWeight for each in layer.parameters())
-        assert layer.state_dict(keep_vars=True).keys() == expected.keys()
+    packed.unpack_weights(layer)
+    assert_close(layer(states), plain(states))
+    assert not any(type(each) is PackedWeight for each in layer.parameters())
+    assert layer.state_dict(keep_vars=True).keys() == expected.keys()
 
 
-def test_whoever_gets_its_memory_has_that_of_plain_numbers(tmp_path):
-    reads = {
-        "numpy": lambda weight: weight.detach().numpy(), "data": lambda weight: weight.data.cpu().numpy(),
-        "array": lambda weight: np.asarray(weight.detach()), "list": lambda weight: weight.tolist(),
-    }  # fmt: skip
-    for name, read in reads.items():
-        layer = nn.Linear(7, 11)
-        plain = copy.deepcopy(layer).weight
-        assert np.array_equal(read(packed_layer(layer).weight), plain.detach()), name
-    layer = packed_layer(nn.Linear(7, 11))
-    layer.weight.detach().numpy()[0, 0] = 5
-    assert layer.weight[0, 0] == 5
-    layer = packed_layer(nn.Linear(7, 11))
-    save_file({"weight": layer.weight.detach()}, tmp_path / "weight")
-    assert torch.equal(load_file(tmp_path / "weight")["weight"], layer.weight)
+def test_whoever_wants_its_numbers_gets_a_copy(tmp_path):
+    layer = nn.Linear(7, 11)
+    plain, weight = copy.deepcopy(layer).weight.detach(), packed_layer(layer).weight
+    for array in (weight.detach().numpy(), weight.data.cpu().numpy(), np.asarray(weight.detach())):
+        assert np.array_equal(array, plain)
+    save_file({"weight": weight.detach().clone()}, tmp_path / "weight")
+    assert torch.equal(load_file(tmp_path / "weight")["weight"], plain)
+    assert layer.is_packed
 
 
 def test_no_plain_tensor_gets_the_memory_of_a_packed_one():
@@ -335,38 +363,25 @@ def test_no_plain_tensor_gets_the_memory_of_a_packed_one():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_data_of_another_packed_weight(dtype):
-    first, second = (packed_layer(nn.Linear(7, 11, dtype=dtype)) for _ in range(2))
-    before, expected = first.weight.detach(), second.weight.clone()
-    first.weight.data = second.weight.data
-    assert torch.equal(first.weight.clone(), expected)
-    assert not torch.equal(before.clone(), expected)  # another alias of the old numbers keeps them
-    second.weight.data.add_(1)
-    assert torch.equal(first.weight.clone(), second.weight.clone())  # they share numbers, as plain tensors would
-    for layer in (first, second):
-        packed.unpack_weights(layer)
-    assert torch.equal(first.weight, expected + 1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_state_dict_is_loaded_into_packed_weights(dtype):
+def test_a_state_dict_is_loaded_after_the_way_back(dtype):
     model, other = make(dtype=dtype).prepare_for_inference(), make(dtype=dtype, initializer_range=0.2)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.1)
     ids = torch.randint(2, 101, (1, 6))
     parameters = dict(model.named_parameters())
-    model.load_state_dict(other.state_dict())
+    with pytest.raises(RuntimeError, match="prepare_for_training"):
+        model.load_state_dict(other.state_dict())
+    model.prepare_for_training().load_state_dict(other.state_dict())
     assert all(each is parameters[name] for name, each in model.named_parameters())
     assert torch.equal(model(ids).logits, other(ids).logits)
-    model.prepare_for_inference()
-    assert packed_of(model)
+    assert packed_of(model.prepare_for_inference())
     assert_close(model(ids).logits, other(ids).logits, TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_an_adapter_on_packed_weights(dtype):
-    """It learns, and merging it gives what it gives with plain weights."""
+    """It learns; merging it needs the way back, and gives what it gives with plain weights."""
     settings = LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)
     ids, found = token_ids(2, 9, vocab=101), []
     for is_prepared in (False, True):
@@ -378,30 +393,15 @@ def test_an_adapter_on_packed_weights(dtype):
         adapted(input_ids=ids, labels=ids).loss.backward()
         gradients = torch.cat([each.grad.flatten() for each in adapted.parameters() if each.grad is not None])
         before = adapted(input_ids=ids).logits
+        if is_prepared:
+            with pytest.raises(RuntimeError, match="prepare_for_training"):
+                adapted.merge_and_unload()
+            model.prepare_for_training()
         merged = adapted.merge_and_unload()
         found.append((gradients, before, merged(input_ids=ids).logits))
-        assert bool(packed_of(merged)) == is_prepared
     for packed_one, plain_one in zip(found[1], found[0], strict=True):
         assert_close(packed_one, plain_one, TOLERANCES[dtype])
     assert not torch.allclose(found[0][2], make(dtype=dtype)(ids).logits, atol=0.1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_weights_learn_while_they_are_packed(dtype):
-    """Slowly, if somebody asks for it, and they go on after the way back."""
-    layer = nn.Linear(7, 11, dtype=dtype)
-    plain, states = copy.deepcopy(layer), torch.randn(3, 7).to(dtype)
-    packed_layer(layer)
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (layer, plain)]
-    for step in range(4):
-        for each, optimizer in zip((layer, plain), optimizers, strict=True):
-            each(states).square().sum().backward()
-            optimizer.step()
-            if step != 1:
-                optimizer.zero_grad()
-        if step == 1:
-            packed.unpack_weights(layer)  # with a gradient that nobody has used up
-    assert torch.equal(layer.weight, plain.weight)
 
 
 def test_what_others_hold_by_reference_stays_plain():
@@ -468,7 +468,7 @@ def test_gradients_and_vmap_are_those_of_the_plain_layer(dtype):
     plain, tolerance = copy.deepcopy(layer), TOLERANCES[dtype]
     packed_layer(layer)
     with torch.inference_mode():
-        kept = layer.weight.numbers.plain()  # whoever holds it shares it
+        kept = layer.weight.plain()
     assert not kept.is_inference()
     states = torch.randn(3, 7).to(dtype)
     gradients = []

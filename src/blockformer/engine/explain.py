@@ -24,7 +24,7 @@ from .unpadding import is_watched
 _PREPARE = "prepare_for_inference() may make it faster"
 _COMPILE = "prepare_for_inference(compile=True) compiles it"
 _FAILED = "it could not be compiled: the log says why"
-_OPENED = "their weights were written to since they were packed: prepare_for_inference() packs them again"
+_REPLACED = "they have other weights since they were packed: prepare_for_inference() packs these"
 # How the layers of a class multiply, and why not in a faster way.
 _PRODUCTS = {
     nn.Linear: ("PyTorch's product", ""),
@@ -213,11 +213,11 @@ def _products(model) -> list[Part]:
     for module in model.modules():
         if type(module) in found:
             found[type(module)].append(module)
-    opened = [layer for layer in found[PackedLinear] if not layer.is_packed]
+    replaced = [layer for layer in found[PackedLinear] if not layer.is_packed]
     found[PackedLinear] = [layer for layer in found[PackedLinear] if layer.is_packed]
     parts = []
-    if opened:
-        parts.append(Part(_layers_with_weights(opened), "PyTorch's product", _OPENED))
+    if replaced:
+        parts.append(Part(_layers_with_weights(replaced), "PyTorch's product", _REPLACED))
     for kind, modules in found.items():
         if modules:
             name = _layers_with_weights(modules)

@@ -6,14 +6,12 @@ A weight that is also an embedding stays plain: each look-up would have to unpac
 I inputs and O outputs of a linear layer.
 """
 
-import weakref
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..model.stack import Stack
 from . import onednn
@@ -23,50 +21,27 @@ from .measure import is_enabled, is_exported
 
 # Weights below which a call of oneDNN takes longer than the product.
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
+_REFUSED = "a packed weight cannot be written to: call prepare_for_training() first, which makes it plain."
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-# What gives others a tensor's memory.
-_GIVES_MEMORY = {
-    getattr(torch.Tensor, name) for name in ("numpy", "__array__", "tolist", "data_ptr", "untyped_storage")
-}
-
-
-class _Numbers:
-    """The numbers of a weight, which all that share it hold: packed, or plain again."""
-
-    def __init__(self, packed, plain=None):
-        self.packed, self._plain = packed, plain
-        self._borrowed: weakref.ref | None = None
-
-    def plain(self):
-        """The plain matrix [O, I], bit for bit: the same tensor for every caller as long as one of them holds it."""
-        borrowed, packed = self._borrowed, self.packed
-        weight = None if borrowed is None else borrowed()
-        if packed is None or weight is not None:  # another thread may be setting them
-            return self._plain if weight is None else weight
-        with torch.inference_mode(False):  # whoever gets it may want gradients
-            weight = packed.to_dense()
-        self._borrowed = weakref.ref(weight)
-        return weight
-
-    def set(self, weight):
-        """Hold plain numbers from now on; returns them."""
-        self._plain, self.packed, self._borrowed = weight, None, None
-        return weight
+_GIVES_ARRAY: set = {torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 class PackedWeight(torch.Tensor):
     """A parameter [O, I] whose numbers are in oneDNN's own layout; there is no plain copy.
 
-    To all others it is that matrix. An operator that reads it gets plain numbers for as long as it runs. One that
-    writes to it, or takes a view by which somebody could, makes its numbers plain, which they stay: its layer is
-    slower then, until it is packed again.
+    To all others it is that matrix. An operator that reads it gets plain numbers for as long as it runs; a view of it
+    holds plain numbers of its own. Whatever would write to either is refused. The address of its memory is 0, as of all
+    tensors that have none.
 
     Args:
-        numbers: of the weight.
+        numbers: in oneDNN's layout; those of a view are plain.
         like: a tensor of its shape, dtype and device.
+
+    Raises:
+        RuntimeError: something would write to it.
     """
 
-    numbers: _Numbers
+    numbers: torch.Tensor
     _original: torch.Tensor  # without its numbers; see `pack`
 
     @staticmethod
@@ -78,19 +53,23 @@ class PackedWeight(torch.Tensor):
     def __init__(self, numbers, like):
         self.numbers = numbers
 
+    def plain(self):
+        """The plain matrix [O, I], bit for bit."""
+        with torch.inference_mode(False):  # whoever gets it may want gradients
+            return self.numbers.to_dense() if self.numbers.is_mkldnn else self.numbers
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if func == _SET_DATA and type(args[0]) is cls:
-            own, other = args
-            if (own.shape, own.dtype) != (other.shape, other.dtype):
-                raise RuntimeError(
-                    "a packed weight's shape and dtype cannot change: call prepare_for_training() first."
-                )
-            own.numbers = other.numbers if type(other) is cls else _Numbers(None, other.detach())
-            return None
-        if func in _GIVES_MEMORY and type(args[0]) is cls:
-            numbers = args[0].numbers
-            return func(numbers.set(numbers.plain()), *args[1:], **(kwargs or {}))
+            if getattr(args[1], "numbers", None) is args[0].numbers:
+                return None  # a cast or a move that changes nothing
+            raise RuntimeError(_REFUSED)
+        if func in _GIVES_ARRAY:  # of a copy, which nobody is to take for the weight
+            array = func(args[0].plain().clone(), *args[1:], **(kwargs or {}))
+            array.setflags(write=False)
+            return array
+        if func is torch.Tensor.tolist:
+            return args[0].plain().tolist()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -101,31 +80,26 @@ class PackedWeight(torch.Tensor):
         if func is torch.ops.prim.device.default:
             return torch.device("cpu")
         aliases = {argument.name: argument.alias_info for argument in func._schema.arguments}
-
-        def plain(value, is_aliased):
-            if not isinstance(value, cls):
-                return value
-            matrix = value.numbers.plain()
-            if is_aliased and value.numbers.packed is not None:
-                value.numbers.set(matrix)
-            return matrix
-
         given = {**dict(zip(aliases, args, strict=False)), **(kwargs or {})}
-        found = {name: tree_map(partial(plain, is_aliased=bool(aliases[name])), each) for name, each in given.items()}
-        output = func(*[found.pop(name) for name in list(aliases)[: len(args)]], **found)
-        written = [name for name, alias in aliases.items() if alias is not None and alias.is_write and name in given]
-        return given[written[0]] if len(written) == 1 and isinstance(given[written[0]], cls) else output
+        own = [name for name, value in given.items() if any(isinstance(each, cls) for each in tree_leaves(value))]
+        if any(aliases[name] is not None and aliases[name].is_write for name in own):
+            raise RuntimeError(_REFUSED)
+        args, kwargs = tree_map(lambda value: value.plain() if isinstance(value, cls) else value, (args, kwargs or {}))
+        output = func(*args, **kwargs)
+        if not any(aliases[name] for name in own):
+            return output
+        return tree_map(lambda value: cls(value, value) if isinstance(value, torch.Tensor) else value, output)
 
     def __repr__(self, *, tensor_contents=None):
-        return f"packed {self.numbers.plain()!r}"
+        return f"packed {self.plain()!r}"
 
     def __deepcopy__(self, memo):
-        memo[id(self)] = copied = _repacked(self.numbers.plain(), self.requires_grad)
+        memo[id(self)] = copied = _repacked(self.plain(), self.requires_grad)
         return copied
 
     def __reduce_ex__(self, protocol):
         # The layout belongs to the processor.
-        return _repacked, (self.numbers.plain(), self.requires_grad)
+        return _repacked, (self.plain(), self.requires_grad)
 
 
 def _repacked(weight, requires_grad: bool) -> nn.Parameter:
@@ -139,7 +113,7 @@ def pack(parameter: nn.Parameter) -> bool:
 
     A weak reference to it, or a graph that is to take its gradient, would see another tensor.
     """
-    packed = PackedWeight(_Numbers(onednn.packed(parameter)), parameter).requires_grad_(parameter.requires_grad)
+    packed = PackedWeight(onednn.packed(parameter), parameter).requires_grad_(parameter.requires_grad)
     packed._is_param = True  # by which PyTorch knows a parameter of another class
     try:
         torch.utils.swap_tensors(parameter, packed)
@@ -152,17 +126,14 @@ def pack(parameter: nn.Parameter) -> bool:
 
 
 def unpack(parameter: PackedWeight) -> None:
-    """Undo `pack`: the parameter is plain again, with its present numbers."""
-    weight = parameter.numbers.plain()
-    original = getattr(parameter, "_original", None)
-    if original is None:  # it was made of a packed weight's data
-        original = nn.Parameter(weight.new_empty(0))
+    """Undo `pack`: the parameter is plain again."""
+    weight, original = parameter.plain(), parameter._original
     with torch.inference_mode(original.is_inference()):
         original.data = weight.clone() if original.is_inference() else weight
     original.requires_grad_(parameter.requires_grad)
     if parameter.grad is not None:
         original.grad = parameter.grad
-    vars(parameter).pop("_original", None)  # which would hold itself when they have changed places
+    del parameter._original  # which would hold itself when they have changed places
     try:
         torch.utils.swap_tensors(parameter, original)
     except RuntimeError as error:
@@ -179,38 +150,33 @@ class PackedLinear(nn.Linear):
     weight: Any  # a `PackedWeight`, unless somebody has replaced it
 
     def forward(self, states):
-        held = self._packed()
-        if held is None or (torch.is_grad_enabled() and self.weight.requires_grad):
-            return super().forward(states)
-        if is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
-            return F.linear(states, self.weight.numbers.plain(), self.bias)
-        if torch.is_autocast_enabled("cpu"):
-            return self._product(states.to(self.weight.dtype), held).to(torch.get_autocast_dtype("cpu"))
-        return self._product(states, held)
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the numbers of the weight are packed at present: see `PackedWeight`."""
-        return type(self.weight) is PackedWeight and self.weight.numbers.packed is not None
-
-    def _packed(self):
-        """The packed matrix; None if the weight is plain again, or another one for a call (`functional_call`)."""
         if torch.compiler.is_dynamo_compiling() or is_exported():
             raise RuntimeError("packed weights cannot be traced: call prepare_for_training() first.")
         weight = self.weight
-        return weight.numbers.packed if type(weight) is PackedWeight else None
+        if type(weight) is not PackedWeight or (torch.is_grad_enabled() and weight.requires_grad):
+            return super().forward(states)
+        if is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
+            return F.linear(states, weight.plain(), self.bias)
+        if torch.is_autocast_enabled("cpu"):
+            return self._product(states.to(weight.dtype), weight.numbers).to(torch.get_autocast_dtype("cpu"))
+        return self._product(states, weight.numbers)
 
-    def _product(self, states, held):
+    @property
+    def is_packed(self) -> bool:
+        """Whether its weight is still the packed one."""
+        return type(self.weight) is PackedWeight
+
+    def _product(self, states, numbers):
         try:
-            return onednn.product(states, held, self.bias)
+            return onednn.product(states, numbers, self.bias)
         except RuntimeError:  # of states that do not fit: PyTorch's own words say why
-            return F.linear(states, self.weight.numbers.plain(), self.bias)
+            return F.linear(states, self.weight.plain(), self.bias)
 
     def state_dict(self, *args, **kwargs):
         """As in PyTorch, with plain numbers, also of a packed weight that has another name or module by now."""
         found = super().state_dict(*args, **kwargs)
         packed = {name: each for name, each in found.items() if type(each) is PackedWeight}
-        found.update({name: each.numbers.plain() for name, each in packed.items()})
+        found.update({name: each.plain() for name, each in packed.items()})
         return found
 
     def _apply(self, fn, recurse=True):
@@ -228,7 +194,7 @@ def pack_weights(model) -> int:
     that gains nothing by packing on this processor. In float32 a decoder gains nothing: it writes one text at a time,
     and a single row is multiplied as fast by a plain weight.
     """
-    unpack_weights(model, opened=True)
+    _let_go(model)
     if not is_enabled() or not gains(model):
         return 0
     places = [owners for owners in owners_of_weights(model) if are_packable(owners)]
@@ -243,18 +209,18 @@ def pack_weights(model) -> int:
     return len(packed)
 
 
-def unpack_weights(model: nn.Module, opened: bool = False) -> None:
-    """Make packed layers plain again.
-
-    Args:
-        opened: only those whose numbers are plain since somebody has written to them.
-    """
-    layers: list[Any] = [module for module in model.modules() if type(module) is PackedLinear]
-    kept = {id(layer.weight) for layer in layers if opened and layer.is_packed}
-    # Pruning or a parametrization may have moved one elsewhere.
+def unpack_weights(model: nn.Module) -> None:
+    """Make packed layers plain again."""
+    # Pruning or a parametrization may have moved a weight elsewhere.
     for parameter in list(model.parameters()):
-        if type(parameter) is PackedWeight and id(parameter) not in kept:
+        if type(parameter) is PackedWeight:
             unpack(parameter)
+    _let_go(model)
+
+
+def _let_go(model: nn.Module) -> None:
+    """Make layers plain whose weight is not packed."""
+    layers: list[Any] = [module for module in model.modules() if type(module) is PackedLinear]
     for layer in layers:
         if not layer.is_packed:
             layer.__class__ = nn.Linear

@@ -60,9 +60,9 @@ def prepare_for_inference(
     float32, and attention is computed in blocks, each where it is faster. On a CUDA device, the padding of large
     batches is skipped, in half precision with PyTorch's kernel for sequences of any length, and long contexts with soft
     caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
-    tensors. A packed weight is still the same parameter. Whatever writes to it, such as `load_state_dict` or a merged
-    adapter, or casts or moves it, makes it plain until the model is prepared again. No weight learns until
-    `prepare_for_training`.
+    tensors. A packed weight is still the same parameter. Until `prepare_for_training` no weight learns, and whatever
+    would write to a packed one, such as `load_state_dict` or merging an adapter, is refused. A cast or a move makes it
+    plain until the model is prepared again.
 
     Args:
         model: a Blockformer model of this package.
