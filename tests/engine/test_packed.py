@@ -3,10 +3,14 @@
 import copy
 import io
 import itertools
+import multiprocessing
+import pickle
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -305,6 +309,37 @@ def test_what_only_reads_a_packed_weight_leaves_it_packed(dtype):
         kept.copy_(weight)
     assert torch.equal(kept, plain)
     assert layer.is_packed
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("place", ["cpu", "disk", "hook"])
+@torch.no_grad()
+def test_offloaded_after_it_was_prepared(place, dtype, tmp_path):
+    model, ids = make("bert", dtype).prepare_for_inference(), token_ids(2, 9, vocab=101)
+    expected = make("bert", dtype)(ids).logits
+    assert packed_of(model)
+    if place == "cpu":
+        accelerate.cpu_offload(model, "cpu")
+    elif place == "disk":
+        accelerate.disk_offload(model, tmp_path, "cpu")
+    else:
+        model, _ = accelerate.cpu_offload_with_hook(model, "cpu")
+    assert_close(model(ids).logits, expected, TOLERANCES[dtype])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sent_to_a_process_that_starts_from_nothing(dtype):
+    """Memory that is shared for it has to be there until it has started."""
+    layers = nn.Sequential(*(packed_layer(nn.Linear(7, 7, dtype=dtype)) for _ in range(3)))
+    for again in (pickle.loads(ForkingPickler.dumps(layers)), copy.deepcopy(layers)):
+        assert len(packed_of(again)) == 3
+        states = torch.randn(2, 7).to(dtype)
+        assert torch.equal(again(states), layers(states))
+    process = multiprocessing.get_context("spawn").Process(target=id, args=(layers,))
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0
 
 
 WRAPPERS = {

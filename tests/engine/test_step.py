@@ -5,6 +5,7 @@ import gc
 import io
 import sys
 
+import accelerate
 import pytest
 import torch
 from pairs import assert_as_exact, assert_close, in_float64, token_ids
@@ -579,6 +580,14 @@ def test_without_a_compiler_it_runs_uncompiled(monkeypatch):
     assert len(set(said)) == 1
     assert "no C++ compiler" in said[0]
     assert set(quick.runtime.steps.fallbacks.reasons) == {NO_CODE}
+
+
+@pytest.mark.parametrize("offload", [accelerate.cpu_offload, lambda model, _: accelerate.cpu_offload_with_hook(model)])
+def test_offloaded_after_it_was_prepared_it_runs_uncompiled(offload):
+    plain, quick = pair()
+    offload(quick, "cpu")
+    assert torch.equal(text(quick), text(plain))
+    assert not kinds(quick)
 
 
 def test_what_the_compiler_cannot_do_runs_uncompiled(monkeypatch):

@@ -6,6 +6,7 @@ A weight that is also an embedding stays plain: each look-up would have to unpac
 I inputs and O outputs of a linear layer.
 """
 
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -45,12 +46,14 @@ class PackedWeight(torch.Tensor):
     _original: torch.Tensor  # without its numbers; see `pack`
 
     @staticmethod
-    def __new__(cls, numbers, like):
+    def __new__(cls, numbers, like=None, requires_grad=False):
+        if like is None:  # accelerate makes a weight's like from its class
+            return nn.Parameter(numbers, requires_grad=requires_grad)
         # To PyTorch it is of another device, so that no plain tensor is given its memory, which is not there.
         kind = {"strides": like.stride(), "dtype": like.dtype, "device": "meta", "dispatch_device": True}
         return torch.Tensor._make_wrapper_subclass(cls, like.shape, **kind)
 
-    def __init__(self, numbers, like):
+    def __init__(self, numbers, like=None, requires_grad=False):
         self.numbers = numbers
 
     def plain(self):
@@ -106,6 +109,18 @@ def _repacked(weight, requires_grad: bool) -> nn.Parameter:
     parameter = nn.Parameter(weight, requires_grad=requires_grad)
     pack(parameter)
     return parameter
+
+
+def _for_another_process(weight: PackedWeight) -> tuple:
+    """As `__reduce_ex__`, with bytes in place of shared memory, which would end with the plain matrix."""
+    return _of_bytes, (weight.plain().view(torch.uint8).numpy(), weight.dtype, weight.requires_grad)
+
+
+def _of_bytes(array, dtype, requires_grad: bool) -> nn.Parameter:
+    return _repacked(torch.tensor(array).view(dtype), requires_grad)
+
+
+ForkingPickler.register(PackedWeight, _for_another_process)
 
 
 def pack(parameter: nn.Parameter) -> bool:

@@ -354,7 +354,7 @@ def can_compile(model) -> bool:
 
 def output_of(steps: CompiledSteps, model, arguments: tuple, named: dict):
     """A model's output for these arguments of its `forward` by a compiled step, or None if none can compute it."""
-    given = dict(zip(_names(model.forward.__func__), arguments, strict=False))
+    given = dict(zip(_names(type(model).forward), arguments, strict=False))
     return (_encoder_decoder_step if model.config.is_encoder_decoder else _decoder_step)(steps, **given, **named)
 
 
