@@ -52,5 +52,4 @@ def prepared_pair(family="qwen3", **settings):
 def packed_bits_win() -> dict:
     """Verdicts on a processor where PyTorch's 4-bit product is the fastest in every dtype."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    plain = {f"plain 4 bits, {dtype}, {rows} rows": False for dtype in dtypes for rows in (1, 2, 3, 4)}
-    return {f"packed 4 bits, {dtype}": True for dtype in dtypes} | plain
+    return {f"packed 4 bits, {dtype}": True for dtype in dtypes}

@@ -82,7 +82,6 @@ def test_questions_are_said_in_words(monkeypatch):
         "packed, torch.float32": "a packed weight in float32",
         "widened, torch.float16": "a product by way of float32 in float16",
         "packed 4 bits, torch.bfloat16": "PyTorch's 4-bit product in bfloat16",
-        "plain 4 bits, torch.bfloat16, 1 rows": "a plain weight in place of 4 bits in bfloat16 for 1 row",
         "attention in blocks": "attention in blocks",
     }
     monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(words, True))

@@ -21,13 +21,6 @@ def packed_wins(monkeypatch):
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **packed_bits_win()})
 
 
-@pytest.fixture
-def plain_wins(monkeypatch, packed_wins):
-    """Plain copies of small layers judged the quicker way."""
-    plain = {name: True for name in packed_bits_win() if name.startswith("plain")}
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **plain})
-
-
 @pytest.mark.parametrize("fast", ["1", "0"])
 @pytest.mark.parametrize("group", [32, 64, 48, -1])
 @pytest.mark.parametrize("shape", [(192,), (1, 192), (2, 5, 192), (3, 40, 192), (0, 192)])
@@ -113,70 +106,6 @@ def test_a_replica_for_one_call_has_no_copy_of_its_weights():
     assert replica._copy is None
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bias", [True, False])
-@torch.no_grad()
-def test_a_small_layer_has_a_plain_copy(dtype, bias, plain_wins, monkeypatch):
-    layer, plain = prepared_of(48, 192, 48, bias)  # no packed product is there for such groups
-    plain = plain.to(dtype)
-    if bias:
-        layer.bias.data = layer.bias.data.to(dtype)
-    tolerance = {torch.float32: 1e-6, torch.bfloat16: 0.02, torch.float16: 0.002}[dtype]
-    for rows in (1, 1, 4, 32):
-        states = torch.randn(rows, 192).to(dtype)
-        assert (layer(states) - plain(states)).abs().max() <= tolerance * plain(states).abs().max()
-        assert layer._plain_copy.weight.dtype is dtype
-    copied, states = layer._plain_copy, torch.randn(33, 192).to(dtype)
-    copied.weight.zero_()
-    assert layer(states[:1]).abs().max() == (layer.bias.abs().max() if bias else 0)
-    assert (layer(states) - plain(states)).abs().max() <= tolerance * plain(
-        states
-    ).abs().max()  # of many rows it is not
-    assert layer(states[:0]).shape == (0, 48)
-    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
-    assert (layer(states[:1]) - plain(states[:1])).abs().max() <= tolerance * plain(states[:1]).abs().max()
-
-
-@torch.no_grad()
-def test_the_plain_copy_follows_the_weights(plain_wins):
-    layer, _ = prepared_of(64, 64, 32)
-    other, plain = prepared_of(64, 64, 32, seed=1)
-    states = torch.randn(1, 64)
-    layer(states)
-    assert layer._plain_copy is not None
-    layer.load_state_dict(other.state_dict())
-    assert_close(layer(states), plain(states))
-    layer(states.bfloat16())
-    assert layer(states.bfloat16()).dtype is torch.bfloat16
-    assert_close(layer(states), plain(states))
-    layer.scales = layer.scales * 2
-    assert_close(layer(states), 2 * plain(states))
-    assert copy.deepcopy(layer)._plain_copy is None
-    layer._plain_copy = None
-    with torch.inference_mode():
-        layer(states)
-    assert layer._plain_copy.weight.is_inference()
-    with torch.enable_grad():
-        learning = states.clone().requires_grad_()
-        layer(learning).sum().backward()
-    assert_close(learning.grad[0], 2 * plain.weight.sum(0))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(states).dtype is torch.bfloat16
-    layer._hf_hook = type("Hook", (), {"offload": True})()  # weights that are there for a call have no copy
-    layer.qweight = layer.qweight.clone()
-    layer._plain_copy = None
-    layer(states)
-    assert layer._plain_copy is None
-
-
-def test_a_large_layer_has_none(plain_wins):
-    layer = PreparedQuantizedLinear(1024, 512, False, 128)
-    with torch.no_grad():
-        layer(torch.randn(1, 1024))
-    assert layer._plain_copy is None
-    assert layer._copy is not None
-
-
 @torch.no_grad()
 def test_without_a_packed_product_that_gains_weights_are_made_for_the_call(monkeypatch):
     lose = dict.fromkeys(packed_bits_win(), False)
@@ -184,4 +113,4 @@ def test_without_a_packed_product_that_gains_weights_are_made_for_the_call(monke
     layer, plain = prepared_of(64, 64, 32)
     states = torch.randn(1, 64)
     assert_close(layer(states), plain(states))
-    assert layer._copy is layer._plain_copy is None
+    assert layer._copy is None

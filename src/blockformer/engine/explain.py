@@ -40,7 +40,6 @@ _MEASURED = {
     "packed": "a packed weight",
     "widened": "a product by way of float32",
     "packed 4 bits": "PyTorch's 4-bit product",
-    "plain 4 bits": "a plain weight in place of 4 bits",
     "attention in blocks": "attention in blocks",
 }
 _ROWS = {1: "1 row", MOST_ROWS: f"2 to {MOST_ROWS} rows"}
@@ -159,14 +158,11 @@ def warm_up(model, batches, **settings):
 
 def _in_words(question: Any) -> str:
     """What a question to `is_measured` is about."""
-    kind, *rest = question.split(", ") if isinstance(question, str) else question
-    words = _MEASURED.get(kind, kind)
     if isinstance(question, str):
-        details = (" in ", " for ")
-        told = (each.removeprefix("torch.").replace("1 rows", "1 row") for each in rest)
-        return words + "".join(word + each for word, each in zip(details, told, strict=False))
-    rows, outputs, inputs = map(int, rest)
-    return f"{words}, {_ROWS[rows]} by {outputs:,} x {inputs:,} weights"
+        kind, _, dtype = question.partition(", torch.")
+        return _MEASURED.get(kind, kind) + (f" in {dtype}" if dtype else "")
+    kind, rows, outputs, inputs = question
+    return f"{_MEASURED.get(kind, kind)}, {_ROWS[rows]} by {outputs:,} x {inputs:,} weights"
 
 
 def _stacks_of(model) -> list[Stack]:
@@ -270,5 +266,5 @@ def _bytes_held_twice(model) -> int:
     held = 0
     for module in model.modules():
         if isinstance(module, PreparedQuantizedLinear):
-            held += sum(copy.weight.nbytes for copy in (module._copy, module._plain_copy) if copy is not None)
+            held += 0 if module._copy is None else module._copy.weight.nbytes
     return held + sum(each.bytes_of_copies() for each in _compiled_parts(model))

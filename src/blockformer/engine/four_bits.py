@@ -17,8 +17,6 @@ from .origin import Origin
 
 # Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first.
 MOST_PACKED_ROWS = 32
-# Weights up to which a layer may be held as a plain one, too: reading it takes no noticeable part of a token's time.
-_SMALL = 1 << 18
 _NAMES = ("qweight", "qzeros", "scales")
 # What PyTorch's 4-bit product takes.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,21 +26,16 @@ _lock = threading.Lock()
 class PreparedQuantizedLinear(QuantizedLinear):
     """`QuantizedLinear` with faster products. A plain layer becomes one by changing its class.
 
-    The first call of few rows on a CPU makes a copy of the weights: in the layout of PyTorch's 4-bit product, or
-    as plain weights if the layer is small.
+    The first call of few rows on a CPU makes a copy of the weights, in the layout of PyTorch's 4-bit product.
 
     Shapes: [..., I] -> [..., O].
     """
 
     _copy: Any = None
-    _plain_copy: Any = None
 
     def forward(self, states):
         if not is_enabled() or is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
             return super().forward(states)
-        copy = self._plain_copy
-        if copy is not None and copy.takes(states):
-            return F.linear(states, copy.weight, self._parameters["bias"])
         if torch.is_autocast_enabled(states.device.type):
             states = states.to(torch.get_autocast_dtype(states.device.type))
         product = self._quick_product(states)
@@ -60,9 +53,6 @@ class PreparedQuantizedLinear(QuantizedLinear):
         """The product with a copy of the weights, without the bias; None if there is no such copy."""
         if _is_visiting(self):
             return None
-        if self._is_for_plain(states):
-            plain = self._plain_copy = _PlainCopy(self, states.dtype)
-            return F.linear(states, plain.weight)
         if not self._is_for_packed(states):
             return None
         copy = self._copy
@@ -73,10 +63,6 @@ class PreparedQuantizedLinear(QuantizedLinear):
                 copy = self._copy
         return copy.product(states)
 
-    def _is_for_plain(self, states) -> bool:
-        rows, is_small = states.numel() // self.in_features, self.in_features * self.out_features <= _SMALL
-        return is_small and self._has_few(states) and is_plain_quicker(states.dtype, rows)
-
     def _is_for_packed(self, states) -> bool:
         is_there = self._has_few(states) and _has_product(self.group_size, self.out_features)
         return is_there and is_packed_quicker(states.dtype)
@@ -86,11 +72,11 @@ class PreparedQuantizedLinear(QuantizedLinear):
         return is_on_cpu and 0 < states.numel() // self.in_features <= MOST_PACKED_ROWS
 
     def _apply(self, fn, recurse=True):
-        self._copy = self._plain_copy = None
+        self._copy = None
         return super()._apply(fn, recurse)
 
     def __getstate__(self):
-        return {**self.__dict__, "_copy": None, "_plain_copy": None}
+        return {**self.__dict__, "_copy": None}
 
 
 def places_of(*layers: QuantizedLinear) -> list[tuple[dict, str]]:
@@ -106,24 +92,6 @@ def _is_visiting(layer) -> bool:
     own = vars(layer)
     hook = own.get("_hf_hook")
     return "_is_replica" in own or any(getattr(each, "offload", False) for each in getattr(hook, "hooks", [hook]))
-
-
-class _PlainCopy:
-    """The weight of a small layer as a plain one, [O, I], for few rows."""
-
-    def __init__(self, layer, dtype):
-        self._places = places_of(layer)
-        self._origin = Origin(self._places)
-        self.weight, self._inputs = layer.dequantized(dtype).t().contiguous(), layer.in_features
-
-    def takes(self, states) -> bool:
-        """Whether it is of the layer's current weights, and for such states [..., I]."""
-        if states.dtype is not self.weight.dtype or torch.is_autocast_enabled("cpu"):
-            return False
-        rows = states.numel() // self._inputs
-        if rows != 1 and not (0 < rows <= MOST_PACKED_ROWS and is_plain_quicker(states.dtype, rows)):
-            return False
-        return self._origin.is_of(self._places)
 
 
 class _Packed:
@@ -177,33 +145,14 @@ def is_packed_quicker(dtype) -> bool:
     return is_measured(f"packed 4 bits, {dtype}", functools.partial(_measure_packed, dtype))
 
 
-def is_plain_quicker(dtype, rows: int) -> bool:
-    """Whether the plain product of a small layer is faster than PyTorch's 4-bit product, for one row or for few."""
-    rows = min(rows, 4)
-    return is_measured(f"plain 4 bits, {dtype}, {rows} rows", functools.partial(_measure_plain, dtype, rows))
-
-
 @torch.no_grad()
 def _measure_packed(dtype) -> bool:
-    layer, packed, states = _sample(1024, 1024, dtype, 4)
-    return packed is not None and is_quicker(lambda: packed.product(states), lambda: layer.plain_product(states), 6)
-
-
-@torch.no_grad()
-def _measure_plain(dtype, rows: int) -> bool:
-    layer, packed, states = _sample(1024, 256, dtype, rows)
-    copy = _PlainCopy(layer, dtype)
-    if packed is None:
-        return True
-    return is_quicker(lambda: F.linear(states, copy.weight), lambda: packed.product(states), 30)
-
-
-def _sample(inputs: int, outputs: int, dtype, rows: int) -> tuple:
-    """A layer on the CPU, its packed weights or None, and states of so many rows."""
-    with torch.device("cpu"), torch.autocast("cpu", enabled=False):
-        layer = PreparedQuantizedLinear(inputs, outputs, False, 128)
-        packed = _Packed(layer) if _has_product(128, outputs) else None
-        return layer, packed, random_matrix(rows, inputs).to(dtype)
+    if not _has_product(128, 1024):
+        return False
+    with torch.device("cpu"):
+        layer = PreparedQuantizedLinear(1024, 1024, False, 128)
+        packed, states = _Packed(layer), random_matrix(4, 1024).to(dtype)
+    return is_quicker(lambda: packed.product(states), lambda: layer.plain_product(states), 6)
 
 
 def unpack(words):
