@@ -394,6 +394,29 @@ def test_trained_prompts_in_the_cache_and_in_the_embeddings(method):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", ["loaded", "prepared", "compiled"])
+def test_an_activated_adapter_on_padded_rows(way):
+    """It counts from the end of each row where its invocation begins, so rows have to stay rows."""
+    peft = pytest.importorskip("peft")
+    ids, results = token_ids(2, 60, seed=3).clamp(min=9), []
+    mask = torch.ones_like(ids)
+    ids[0, :25], mask[0, :25] = 0, 0
+    ids[0, 40:42] = ids[1, 20:22] = torch.tensor([7, 8])
+    for a_model in pair(hidden_size=256, **MILD):
+        torch.manual_seed(1)
+        settings = peft.LoraConfig(
+            task_type="CAUSAL_LM", alora_invocation_tokens=[7, 8], init_lora_weights=False, target_modules=["q_proj"]
+        )
+        adapted = peft.get_peft_model(a_model, settings).eval()
+        if not results and way != "loaded":
+            a_model.prepare_for_inference(compile=way == "compiled")
+        with torch.no_grad():
+            logits = adapted(input_ids=ids, attention_mask=mask).logits[mask.bool()]
+            text = adapted.generate(input_ids=ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+        results.append([logits, text])
+    assert_close(*results)
+
+
 def test_describing_a_config_changes_nothing_of_peft():
     constants = pytest.importorskip("peft.utils.constants")
     config = model().config
