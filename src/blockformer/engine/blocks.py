@@ -6,8 +6,8 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size.
 import torch
 from torch.nn import functional as F
 
-from .linear import is_transformed
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
+from .watched import is_transformed
 
 # Queries of a block; and, measured with heads of 64 and 128 channels, the multiplications of all scores
 # (B * H * T * S * D) from which blocks win, and the length from which they lose again.

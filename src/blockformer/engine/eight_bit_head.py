@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from .few_rows import Rows, as_rows, rows_of
-from .linear import QuickLinear, is_bare
+from .linear import QuickLinear
 from .packed import PackedLinear
+from .watched import is_bare
 
 _PIECE = 1 << 14  # rows that are rounded at a time, by way of float32
 

@@ -11,9 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from ..model.awq_linear import ABOVE, SHIFTS, QuantizedLinear, raised
-from .linear import float32_product, is_transformed
+from .linear import float32_product
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
 from .origin import Origin
+from .watched import is_transformed
 
 # Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first.
 MOST_PACKED_ROWS = 32

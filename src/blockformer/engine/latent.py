@@ -13,8 +13,9 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ..model.latent_attention import LatentAttention
 from .attention import is_in_use
-from .linear import QuickLinear, is_bare, is_transformed
+from .linear import QuickLinear
 from .measure import is_enabled
+from .watched import is_bare, is_transformed
 
 
 class PreparedLatentAttention(LatentAttention):

@@ -4,17 +4,16 @@ I inputs and O outputs of a linear layer.
 """
 
 import functools
-import sys
 from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from . import onednn
 from .few_rows import MOST_ROWS
 from .measure import is_enabled, is_measured, is_quicker, random_matrix, some_weights
+from .watched import is_transformed
 
 # Into how many parts a weight is cut, and how many numbers it has at least: putting less together takes longer than it
 # gains.
@@ -122,36 +121,6 @@ def can_multiply(states, weight) -> bool:
 def _is_dense(tensor) -> bool:
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     return is_plain and tensor.numel() > 0 and (type(tensor) is torch.Tensor or tensor.is_contiguous())
-
-
-def is_transformed() -> bool:
-    """Whether forward-mode differentiation or torch.func is active: they know only plain operations."""
-    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def is_plain_linear(module) -> bool:
-    """Whether calling the module would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
-    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and is_bare(module)
-
-
-def is_bare(module) -> bool:
-    """Whether calling the module is calling its class's `forward` and nothing else: no wrapper, no hook.
-
-    A call that asks for hidden states or attentions leaves transformers' hooks behind: they count while a call asks.
-    """
-    own = module.__dict__  # a compiled step asks this of all modules: an attribute takes longer to look up
-    if "forward" in own or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
-        return False
-    return not own["_forward_hooks"] or all(map(_is_idle, own["_forward_hooks"].values()))
-
-
-def _is_idle(hook) -> bool:
-    """Whether a hook is transformers' own that collects outputs, and no call asks for any."""
-    name, source = getattr(hook, "__name__", None), sys.modules.get(getattr(hook, "__module__", None) or "")
-    if source is None or not source.__name__.startswith("transformers.") or name != "output_capturing_hook":
-        return False
-    collector = getattr(source, "_active_collector", None)
-    return collector is not None and not collector.get()
 
 
 class _Product(torch.autograd.Function):

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..model.stack import Stack
 from . import onednn
 from .latent import layers_read_as_weights
-from .linear import is_plain_linear, is_transformed
 from .measure import is_enabled, is_exported
+from .watched import is_plain_linear, is_transformed
 
 # Weights below which a call of oneDNN takes longer than the product.
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}

@@ -17,7 +17,7 @@ from .decoding import Decoding
 from .four_bit_rows import can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .latent import PreparedLatentAttention
-from .linear import QuickLinear, can_be_quick, is_bare
+from .linear import QuickLinear, can_be_quick
 from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
 from .runtime import (
@@ -28,6 +28,7 @@ from .runtime import (
     TrainingRuntime,
     WritingRuntime,
 )
+from .watched import is_bare
 
 # Each plain class and its replacement of the same parameters in a prepared model, on a GPU that has the kernel, and in
 # one prepared for training.

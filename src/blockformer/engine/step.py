@@ -26,14 +26,13 @@ from .fallbacks import NO_CODE, Fallbacks, Uncompiled
 from .few_rows import MOST_ROWS, Rows
 from .four_bit_rows import OrderedLinear
 from .growing_cache import GrowingLayer, GrowingWindowLayer
-from .linear import is_transformed
 from .measure import is_enabled
 from .onednn import PackedCopy
 from .origin import Following
 from .step_functions import StepFunctions, in_buffers
 from .step_layers import StepLayers, can_be_packed
 from .step_parts import WRITTEN
-from .watched import Modules, unknown_code
+from .watched import Modules, is_transformed, unknown_code
 
 logger = logging.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from ..model.attention import Attention, with_bias
 from ..model.axes import BLOCKS
 from ..model.compat import is_mapped
 from ..model.positions import starts_of
-from .linear import is_bare
+from .watched import is_bare
 
 # Whose modules treat each token by itself and look at no row, unless a hook does: adapters of each row are hooks.
 _KNOWN = ("blockformer", "torch", "transformers", "peft")

@@ -1,20 +1,52 @@
-"""Whether a model is still the one that its step was compiled of, and whether its code is known."""
+"""Whether somebody watches a module, whether a model is what its step was compiled of, and whose code it is."""
 
 import functools
+import sys
 from operator import attrgetter, is_
 
+import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from transformers import PreTrainedModel
 
 from ..model.axes import BLOCKS, axes
-from .linear import is_bare
 
 _IS_TRAINING = attrgetter("training")
 _SETTINGS = bool | int | float | str | list | tuple | None
 _NO_SETTINGS = ("training", "gradient_checkpointing", "name_or_path")  # the first is asked of every module by itself
 # Packages whose parts of a model a step knows.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
+
+
+def is_transformed() -> bool:
+    """Whether forward-mode differentiation or torch.func is active: they know only plain operations."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_plain_linear(module) -> bool:
+    """Whether calling the module would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and is_bare(module)
+
+
+def is_bare(module) -> bool:
+    """Whether calling the module is calling its class's `forward` and nothing else: no wrapper, no hook.
+
+    A call that asks for hidden states or attentions leaves transformers' hooks behind: they count while a call asks.
+    """
+    own = module.__dict__  # a compiled step asks this of all modules: an attribute takes longer to look up
+    if "forward" in own or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+        return False
+    return not own["_forward_hooks"] or all(map(_is_idle, own["_forward_hooks"].values()))
+
+
+def _is_idle(hook) -> bool:
+    """Whether a hook is transformers' own that collects outputs, and no call asks for any."""
+    name, source = getattr(hook, "__name__", None), sys.modules.get(getattr(hook, "__module__", None) or "")
+    if source is None or not source.__name__.startswith("transformers.") or name != "output_capturing_hook":
+        return False
+    collector = getattr(source, "_active_collector", None)
+    return collector is not None and not collector.get()
 
 
 class Modules:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module
 from torch.utils.checkpoint import checkpoint
 
-from ..engine.linear import is_bare, is_plain_linear, is_transformed
+from ..engine.watched import is_bare, is_plain_linear, is_transformed
 from ..model.language_model_head import finished
 from ..model.losses import IGNORED, averaged, check_labels
 from .late_outputs import DeferredLogits
