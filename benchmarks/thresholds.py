@@ -1,0 +1,160 @@
+"""Sizes from which a fast way of the engine is taken: each timed below, at and above its number, both ways in turns.
+
+`python benchmarks/thresholds.py [--threads N]` prints a table. A number is right if the ratio (time of the plain way /
+of the fast way) passes 1 near it. The numbers themselves stand in the engine, each with a comment that points here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from machine import processor_name
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional as F
+from transformers.cache_utils import DynamicLayer
+
+from blockformer.engine import four_bits, growing_cache, linear, onednn, packed, sequences
+from blockformer.model.awq_linear import QuantizedLinear
+
+STEPS = (0.25, 0.5, 1, 2, 4)
+"""Of the number: below it, at it, above it."""
+ROUNDS = 40
+Pair = tuple[Callable[[], object], Callable[[], object]]
+
+
+def by_parts(weights: int) -> Pair:
+    """One float32 row times a weight of so many numbers."""
+    inputs = 256
+    outputs = max(16, weights // inputs // 16 * 16)
+    states, held = torch.randn(1, inputs), [torch.randn(outputs, inputs) for _ in range(max(1, (1 << 23) // weights))]
+    return _each(held, lambda weight: linear.in_parts(states, weight), lambda weight: F.linear(states, weight))
+
+
+def by_onednn(work: int) -> Pair:
+    """So many float32 multiplications: 32 rows and a square weight."""
+    size = max(16, int((work / 32) ** 0.5))
+    states, weight = torch.randn(32, size), torch.randn(size, size)
+    return _each([weight], lambda each: onednn.product(states, each), lambda each: F.linear(states, each))
+
+
+def by_packed(weights: int) -> Pair:
+    """8 float32 rows times a square weight of so many numbers."""
+    size = int(weights**0.5)
+    states, held = torch.randn(8, size), [torch.randn(size, size) for _ in range(max(1, (1 << 23) // weights))]
+    pairs = [(each, onednn.packed(each)) for each in held]
+    return _each(pairs, lambda pair: onednn.product(states, pair[1]), lambda pair: F.linear(states, pair[0]))
+
+
+def by_float32(rows: int) -> Pair:
+    """So many bfloat16 rows times 1,024 x 1,024 weights."""
+    states, weight = torch.randn(max(1, rows), 1024).bfloat16(), torch.randn(1024, 1024).bfloat16()
+    return _each([weight], lambda each: linear._widened(states, each, None), lambda each: F.linear(states, each))
+
+
+def by_four_bits(rows: int) -> Pair:
+    """So many float32 rows times 1,024 x 1,024 weights of 4 bits: PyTorch's product, or weights made for the call."""
+    layer = QuantizedLinear(1024, 1024, False, 128)
+    copy, states = four_bits._Packed(layer), torch.randn(max(1, rows), 1024)
+    return _each([layer], lambda each: copy.product(states), lambda each: each.plain_product(states))
+
+
+def side_by_side(scores: int) -> Pair:
+    """16 sequences of up to so long that squared, times 768 channels, gives the number: padded, or one by one."""
+    longest = max(2, int((scores / 768) ** 0.5))
+    lengths = [max(1, longest * (each + 1) // 16) for each in range(16)]
+    states = [torch.randn(1, 12, sum(lengths), 64) for _ in range(3)]
+    sequences._padding(tuple(lengths))
+
+    def attend(limit: int) -> Callable[[object], object]:
+        def run(_: object) -> object:
+            before, sequences._SHORT = sequences._SHORT, limit
+            try:
+                return sequences.attend_sequences(*states, lengths, 0.125, False)
+            finally:
+                sequences._SHORT = before
+
+        return run
+
+    return _each([None], attend(1 << 40), attend(-1))
+
+
+def in_buffers(elements: int) -> Pair:
+    """64 tokens after keys of so many elements: written into a buffer, or concatenated."""
+    shape = (1, 8, max(1, elements // 512), 64)
+
+    def write(kind: type) -> Callable[[object], object]:
+        def run(_: object) -> None:
+            layer = kind()
+            layer.update(torch.zeros(shape), torch.zeros(shape))
+            for _token in range(64):
+                layer.update(torch.zeros(1, 8, 1, 64), torch.zeros(1, 8, 1, 64))
+
+        return run
+
+    return _each([None], write(growing_cache.GrowingLayer), write(DynamicLayer))
+
+
+def _each(held: list, fast: Callable, plain: Callable) -> Pair:
+    return (lambda: [fast(each) for each in held]), (lambda: [plain(each) for each in held])
+
+
+THRESHOLDS: dict[str, tuple[int, Callable[[int], Pair]]] = {
+    "linear._LEAST_IN_PARTS, weights": (linear._LEAST_IN_PARTS, by_parts),
+    "linear._LEAST_WORK, multiplications": (linear._LEAST_WORK, by_onednn),
+    "packed._LEAST_WEIGHTS[float32], weights": (packed._LEAST_WEIGHTS[torch.float32], by_packed),
+    "linear._MANY_ROWS, rows": (linear._MANY_ROWS, by_float32),
+    "four_bits.MOST_PACKED_ROWS, rows": (four_bits.MOST_PACKED_ROWS, by_four_bits),
+    "sequences._SHORT, scores x channels": (sequences._SHORT, side_by_side),
+    "growing_cache._FEW, elements": (growing_cache._FEW, in_buffers),
+}
+
+
+@torch.no_grad()
+def ratios() -> Iterator[tuple[str, int, list[str]]]:
+    """For each number: its name, itself, and plain / fast at each of `STEPS`."""
+    for name, (number, pair) in THRESHOLDS.items():
+        found = []
+        for step in STEPS:
+            try:
+                fast, plain = pair(int(number * step))
+                found.append(f"{_ratio(fast, plain):.2f}")
+            except (AttributeError, RuntimeError, NotImplementedError):  # this PyTorch has no such product here
+                found.append("-")
+        yield name, number, found
+
+
+def _ratio(fast: Callable, plain: Callable) -> float:
+    """Of the best times of some rounds in turns, which other load on the machine touches least."""
+    best = [float("inf")] * 2
+    for _ in range(ROUNDS):
+        for index, work in enumerate((fast, plain)):
+            work()
+            start = time.perf_counter()
+            work()
+            best[index] = min(best[index], time.perf_counter() - start)
+    return best[1] / best[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    table = Table(
+        "number",
+        "is",
+        *(f"x {step}" for step in STEPS),
+        title=f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}, {options.threads} threads",
+    )
+    for name, number, found in ratios():
+        table.add_row(name, f"{number:,}", *found)
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()
