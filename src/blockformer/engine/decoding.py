@@ -53,7 +53,7 @@ class Decoding:
 
     def __init__(self, model, device: str = "cuda", compiled: CompiledSteps | None = None):
         self._model, self._device, self._compiled = model, device, compiled
-        self.fallbacks = Fallbacks("writing")
+        self.fallbacks = Fallbacks("writing" if compiled is None else "beam search")
         self._lock = threading.Lock()
         self._parts: Parts | None = None
         self._watched: Modules | None = None
@@ -74,11 +74,13 @@ class Decoding:
 
     def write(self, model, input_ids, arguments: tuple, named: dict):
         """The tokens [B, S] of prompts [B, T], or None for the library's loop, which has the same arguments."""
+        if self._device == "cuda" and _beams_of(named) > 1:  # no GPU has run it
+            return None
         try:
             call = self._checked(model, input_ids, arguments, named)
             steps, scores = self._read(call)
         except Uncompiled as reason:
-            # A CPU's steps are compiled in the library's loop, too; its beam search takes as long as they do.
+            # A CPU's steps are compiled in the library's loops, too, but its beam search may take as long as they do.
             if self._compiled is None or _beams_of(named) > 1:
                 self.fallbacks.note(str(reason))
             return None

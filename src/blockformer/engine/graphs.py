@@ -250,7 +250,7 @@ class Steps:
 
     @torch.no_grad()
     def copy_rows(self, rows: list[tuple[int, int, int]], length: int) -> None:
-        """Have rows take over the keys and values of others: the source, the target and the first of `length` tokens."""
+        """Copy keys and values of `length` tokens from row to row: source, target and the first token that differs."""
         for buffer in (buffer for pair in self._buffers for buffer in pair):
             for source, target, first in rows:
                 buffer[target, :, first:length] = buffer[source, :, first:length]
