@@ -5,6 +5,7 @@ CTranslate2's own converter reads a checkpoint's tokenizer, which writing has no
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ def load(official, folder: Path, precision: str):
 
     loader, config = MarianMTLoader(), official.config
     with torch.no_grad():
-        spec = loader.get_model_spec(official)
+        spec = loader.get_model_spec(copy.deepcopy(official))  # whose tensors are then written to
     words = [str(token) for token in range(config.vocab_size - 1)]  # the last one, padding, is left out
     loader.set_vocabulary(spec, words)
     end = words[config.eos_token_id]

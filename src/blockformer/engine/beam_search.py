@@ -10,14 +10,8 @@ buffers; the library has them in the order of their scores.
 
 import torch
 from torch.nn import functional as F
-from transformers.generation import (
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-)
+
+from .forbidden import only_forbid, without_forbidden
 
 _NEVER = -1e9  # the library's score of what is not to be chosen
 _BLOCK = 128  # logits of which the largest is found first
@@ -78,17 +72,17 @@ class BeamSearch:
     def _candidates(self, length: int):
         """The best continuations [B, k] of each source, best first: scores, places of their beams, and tokens."""
         call, logits = self._call, self._logits
-        if length == self._start or not _only_forbid(call.processors, length):
+        if length == self._start or not only_forbid(call.processors, length):
             return self._processed()
         subtracted = self._steps.parts.log_sums(logits)
-        logits = _without_forbidden(logits, self._text.flatten(0, 1), call.processors)
+        logits = without_forbidden(logits, self._text.flatten(0, 1), call.processors)
         values, tokens = _largest(logits, min(self._kept, logits.shape[1]))
         scores = (values - subtracted).unflatten(0, (-1, call.beams)) + self._running[:, :, None]
         best, index = scores.flatten(1).topk(self._kept)
         return best, index // values.shape[1], tokens.unflatten(0, (-1, call.beams)).flatten(1).gather(1, index)
 
     def _processed(self):
-        """The same by way of all log-probabilities, beams in the library's order."""
+        """As `_candidates`, by way of all log-probabilities, with beams in the library's order."""
         call, beams = self._call, self._call.beams
         order = self._by_rank + beams * torch.arange(len(self._by_rank), device=self._logits.device)[:, None]
         text, scores = self._text.flatten(0, 1)[order.flatten()], self._logits.log_softmax(-1)[order.flatten()]
@@ -158,52 +152,6 @@ class BeamSearch:
 def _chosen(texts, index):
     """Of texts [B, m, S] those at int [B, k]."""
     return texts.gather(1, index[:, :, None].expand(-1, -1, texts.shape[2]))
-
-
-def _only_forbid(processors, length: int) -> bool:
-    """Whether processors do nothing at this place but forbid tokens, so that they need no log-probabilities."""
-    return all(
-        type(each) in _FORBIDDING
-        or (type(each) is ForcedBOSTokenLogitsProcessor and length != 1)
-        or (type(each) is ForcedEOSTokenLogitsProcessor and length != each.max_length - 1)
-        for each in processors
-    )
-
-
-def _without_forbidden(logits, text, processors):
-    """Logits [R, V], of which the forbidden ones become -inf in place, after texts [R, S]."""
-    for each in processors:
-        forbid = _FORBIDDING.get(type(each))
-        logits = logits if forbid is None else forbid(each, logits, text)
-    return logits
-
-
-def _before_min_length(processor, logits, text):
-    if text.shape[1] < processor.min_length:
-        logits[:, processor.eos_token_id] = -torch.inf
-    return logits
-
-
-def _before_min_new_tokens(processor, logits, text):
-    if text.shape[1] - processor.prompt_length_to_skip < processor.min_new_tokens:
-        logits[:, processor.eos_token_id] = -torch.inf
-    return logits
-
-
-def _bad_words(processor, logits, text):
-    if any(len(word) > 1 for word in processor.sequence_bias):
-        return processor(text, logits)
-    logits[:, [word[0] for word in processor.sequence_bias]] = -torch.inf
-    return logits
-
-
-_FORBIDDING = {
-    MinLengthLogitsProcessor: _before_min_length,
-    MinNewTokensLengthLogitsProcessor: _before_min_new_tokens,
-    NoBadWordsLogitsProcessor: _bad_words,
-    NoRepeatNGramLogitsProcessor: lambda processor, logits, text: processor(text, logits),
-}
-"""Processors for which logits are as good as log-probabilities, and how they are applied."""
 
 
 def _largest(logits, count: int):

@@ -18,6 +18,7 @@ from .attention import is_in_use
 from .beam_search import BeamSearch
 from .beams import share_sources, sources
 from .fallbacks import Fallbacks, Uncompiled
+from .forbidden import only_forbid, without_forbidden
 from .graphs import CPUParts, Parts, Prompt, Steps, room_for
 from .measure import is_enabled
 from .step import COLLECTED, CompiledSteps
@@ -267,8 +268,11 @@ class _Text:
         call, steps = self._call, self._steps
         if length > call.input_ids.shape[1]:
             assert steps.logits is not None
-            self._scores = steps.logits[:, -1].to(copy=True, dtype=torch.float32)
-        scores = call.processors(steps.output[:, :length], self._scores)
+            self._scores = steps.logits[:, -1]
+        if only_forbid(call.processors, length) and length > call.input_ids.shape[1]:
+            scores = without_forbidden(self._scores.float(), steps.output[:, :length], call.processors)
+        else:
+            scores = call.processors(steps.output[:, :length], self._scores.to(copy=True, dtype=torch.float32))
         if call.settings.do_sample:
             self._random.append(_get_random(steps.ids.device))
             token = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
