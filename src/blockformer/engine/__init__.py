@@ -27,7 +27,8 @@ Then those that only the package uses:
 - `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError at the first compiled step.
 - `_nn` (torch._C): AttributeError on import.
 - `_cuda_clearCublasWorkspaces` (torch._C): AttributeError where a GPU captures a step.
-- `_pad_token_tensor`, `_eos_token_tensor` (of the settings of a call of `generate`): AttributeError in a model with compiled steps.
+- `_pad_token_tensor`, `_eos_token_tensor` (of the settings of a call of `generate`): AttributeError in a model with
+  compiled steps.
 - `_pytree` (torch.utils; `tree_map`): ImportError.
 - `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), and of torch._C `DisableTorchFunctionSubclass`:
   AttributeError where weights are packed.
