@@ -129,7 +129,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         add_router_loss(output, self.config, outputs.get("router_logits"), attention_mask, targets, num_items_in_batch)
         return self.runtime.output(MoeCausalLMOutputWithPast, **output)
 
-    _sample, _beam_search = loop_by_runtime("_sample"), loop_by_runtime("_beam_search")
+    _sample = loop_by_runtime("_sample")
+    _beam_search = loop_by_runtime("_beam_search")
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):

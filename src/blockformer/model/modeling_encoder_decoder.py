@@ -234,7 +234,8 @@ class BlockformerEncoderDecoderForConditionalGeneration(
     """An encoder-decoder that writes: logits of the next target token."""
 
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
-    _sample, _beam_search = loop_by_runtime("_sample"), loop_by_runtime("_beam_search")
+    _sample = loop_by_runtime("_sample")
+    _beam_search = loop_by_runtime("_beam_search")
 
     def __init__(self, config):
         super().__init__(config)
