@@ -1,4 +1,6 @@
-"""What a CPU user exports to, and ours, on the same random weights: llama.cpp, ONNX Runtime (GenAI too), OpenVINO.
+"""What a CPU user exports to, and ours, on the same random weights.
+
+They are llama.cpp, ONNX Runtime (GenAI too), OpenVINO and CTranslate2.
 
 Optional: `pip install '.[peers]'`. A runtime that is not installed has no rows.
 """
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import ctranslate
 import genai
 import gguf_model
 import numpy as np
@@ -48,6 +51,8 @@ def rows(size, limits, console: Console, folder: Path) -> Iterator[Row]:
             yield from _encoder_rows(size, limits, console, place, "OpenVINO", [torch.float32, torch.bfloat16])
         if is_there(console, genai.PEER, "onnxruntime_genai", "onnx_ir"):
             yield from genai.rows(size, limits, place)
+        if is_there(console, ctranslate.PEER, "ctranslate2"):
+            yield from ctranslate.rows(size, limits, place)
 
 
 def is_there(console: Console, name: str, *packages: str) -> bool:

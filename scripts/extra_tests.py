@@ -42,7 +42,16 @@ EXTRAS = {
         ),
     ),
     "peers": Extra(
-        ("gguf", "llama-cpp-python", "onnx", "onnxscript", "onnxruntime", "onnxruntime-genai", "openvino"),
+        (
+            "ctranslate2",
+            "gguf",
+            "llama-cpp-python",
+            "onnx",
+            "onnxscript",
+            "onnxruntime",
+            "onnxruntime-genai",
+            "openvino",
+        ),
         (
             "tests/test_gguf.py",
             "tests/test_benchmarks.py::test_weights_rounded_for_llama_cpp_are_rounded_to_themselves_by_it",

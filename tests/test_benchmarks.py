@@ -97,6 +97,7 @@ def test_a_way_that_is_off_is_not_taken(benchmark):
 
 
 PEERS = {
+    "ctranslate2": {("CTranslate2", "float32"), ("CTranslate2 int8", "float32")},
     "llama_cpp": {("llama.cpp", "bfloat16"), ("llama.cpp Q4_0", "int4"), ("llama.cpp Q4_0, head bfloat16", "int4")},
     "onnxruntime": {("ONNX Runtime", "float32")},
     "openvino": {("OpenVINO", "float32"), ("OpenVINO", "bfloat16")},

@@ -13,7 +13,7 @@ torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
 - `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
 - `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step, and a
   prepared model's cache does not grow in place.
-- `_sample` (GenerationMixin): `generate` writes by the library's loop, which is slower.
+- `_sample`, `_beam_search` (GenerationMixin): `generate` writes by the library's loops, which are slower.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
 - `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
@@ -27,7 +27,8 @@ Then those that only the package uses:
 - `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError at the first compiled step.
 - `_nn` (torch._C): AttributeError on import.
 - `_cuda_clearCublasWorkspaces` (torch._C): AttributeError where a GPU captures a step.
-- `_pad_token_tensor` (of the settings of a call of `generate`): AttributeError in a model with compiled steps.
+- `_pad_token_tensor`, `_eos_token_tensor` (of the settings of a call of `generate`): AttributeError in a model with
+  compiled steps.
 - `_pytree` (torch.utils; `tree_map`): ImportError.
 - `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), and of torch._C `DisableTorchFunctionSubclass`:
   AttributeError where weights are packed.

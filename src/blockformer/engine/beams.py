@@ -112,7 +112,7 @@ def shared_beams(attention, states, cache) -> int:
     parts = [getattr(attention, name) for name in ("k_proj", "v_proj", "k_norm")]
     if any(part is not None and is_watched(part) for part in parts):
         return 1
-    return 1 if _sources(states, beams) is None else beams
+    return 1 if sources(states, beams) is None else beams
 
 
 def fill(attention, states, cache) -> None:
@@ -125,7 +125,7 @@ def fill(attention, states, cache) -> None:
     cache.is_updated[index] = True  # last: what fails before leaves no hole
 
 
-def _sources(rows, beams: int):
+def sources(rows, beams: int):
     """One of each `beams` rows [B * n, ...] -> [B, ...]; None if not all of them are equal."""
     if len(rows) % beams:
         return None
@@ -138,7 +138,7 @@ def sources_of_mask(mask, layers: list):
     beams = {layer.beams for layer in layers if isinstance(layer, CrossLayer)}
     if beams <= {1}:
         return mask
-    found = None if len(beams) > 1 or mask is None else _sources(mask, max(beams))
+    found = None if len(beams) > 1 or mask is None else sources(mask, max(beams))
     if found is None and (mask is not None or len(beams) > 1):
         for layer in layers:
             layer.end_sharing()

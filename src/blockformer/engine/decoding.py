@@ -1,9 +1,9 @@
-"""The loop that writes text by compiled steps: greedy search and sampling, as in the library's `_sample`.
+"""The loop that writes text by compiled steps: greedy search and sampling, as in the library's `_sample`, and beams.
 
 The host of a GPU never waits for a token. It launches the next one, and reads some tokens late whether all rows have
 ended; what was written after the end is cut off. Processors and criteria that a call asks for are the library's own.
 
-B rows, T tokens of the prompt, S tokens so far, V vocabulary.
+B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabulary.
 """
 
 import threading
@@ -15,7 +15,10 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from ..model.compat import CACHE
 from .attention import is_in_use
+from .beam_search import BeamSearch
+from .beams import share_sources, sources
 from .fallbacks import Fallbacks, Uncompiled
+from .forbidden import only_forbid, without_forbidden
 from .graphs import CPUParts, Parts, Prompt, Steps, room_for
 from .measure import is_enabled
 from .step import COLLECTED, CompiledSteps
@@ -41,7 +44,7 @@ _RETURNED_TOO = (
 
 
 class Decoding:
-    """Greedy search and sampling of a model whose steps are compiled.
+    """Greedy search, sampling and beam search of a model whose steps are compiled.
 
     Args:
         model: prepared, in evaluation mode and without gradients.
@@ -51,7 +54,7 @@ class Decoding:
 
     def __init__(self, model, device: str = "cuda", compiled: CompiledSteps | None = None):
         self._model, self._device, self._compiled = model, device, compiled
-        self.fallbacks = Fallbacks("writing")
+        self.fallbacks = Fallbacks("writing" if compiled is None else "beam search")
         self._lock = threading.Lock()
         self._parts: Parts | None = None
         self._watched: Modules | None = None
@@ -70,16 +73,19 @@ class Decoding:
                 self._parts.undo()
             self._parts, self._free = None, []
 
-    def sample(self, model, input_ids, arguments: tuple, named: dict):
-        """The tokens [B, S] of prompts [B, T], or None for the library's loop; arguments are those of `_sample`."""
+    def write(self, model, input_ids, arguments: tuple, named: dict):
+        """The tokens [B, S] of prompts [B, T], or None for the library's loop, which has the same arguments."""
+        if self._device == "cuda" and _beams_of(named) > 1:  # no GPU has run it
+            return None
         try:
             call = self._checked(model, input_ids, arguments, named)
             steps, scores = self._read(call)
         except Uncompiled as reason:
-            if self._compiled is None:  # else the library's loop calls compiled steps
+            # A CPU's steps are compiled in the library's loops, too, but its beam search may take as long as they do.
+            if self._compiled is None or _beams_of(named) > 1:
                 self.fallbacks.note(str(reason))
             return None
-        text = _Text(call, steps, scores)
+        text = (_Text if call.beams == 1 else BeamSearch)(call, steps, scores)
         try:
             return text.written()
         except Uncompiled:  # the compiler failed, at the first step
@@ -99,7 +105,8 @@ class Decoding:
         others = [name for name, value in named.items() if name not in _KNOWN and value is not None]
         others += [name for name, quiet in _SAYS_NOTHING.items() if named.get(name) not in quiet]
         others += [name for name in _RETURNED_TOO if getattr(settings, name, False)]
-        others += [name for name in ("prefill_chunk_size", "is_assistant") if getattr(settings, name, None)]
+        unknown = ("prefill_chunk_size", "is_assistant", *(("do_sample", "low_memory") if _beams_of(named) > 1 else ()))
+        others += [name for name in unknown if getattr(settings, name, None)]
         others += [name for name in COLLECTED if getattr(self._model.get_decoder().config, name, False)]
         if input_ids.device.type != self._device or not is_enabled() or input_ids.shape[1] == 0:
             raise Uncompiled(f"fast ways are off, or the prompt is not on '{self._device}'")
@@ -124,17 +131,22 @@ class Decoding:
             is_touched = not self._watched.are_untouched()
         if is_touched:
             raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
+        call = _Call(model, input_ids, named, is_late=self._compiled is None)
+        if call.beams > 1 and call.own_criteria:
+            raise Uncompiled(f"{type(call.own_criteria[0]).__name__} is given")
+        if call.beams > 1 and any(each is not None and sources(each, call.beams) is None for each in (input_ids, mask)):
+            raise Uncompiled("beams begin with different texts")
         if self._compiled is not None:
-            self._compiled.functions_for(len(input_ids), 1)  # before the prompt is read
+            self._compiled.functions_for(len(input_ids) // call.beams, call.beams)  # before the prompt is read
             if "sliding_attention" in self._model.get_decoder().config.layer_types:
                 raise Uncompiled("a window's keys and values are in a cache of their own")
-        return _Call(model, input_ids, named, is_late=self._compiled is None)
+        return call
 
     def _read(self, call: "_Call"):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
         if self._compiled is not None:
-            parts = CPUParts(self._compiled, len(call.input_ids))
+            parts = CPUParts(self._compiled, len(call.input_ids) // call.beams, call.beams)
             length = call.input_ids.shape[1]
             steps = Steps(parts, prompt, room_for(length + length // 2 + WRITTEN), scores.shape[-1])
             steps.begin(prompt, call.input_ids, call.ends, call.pad)
@@ -165,7 +177,7 @@ class _Call:
         self.model, self.input_ids, self._named, self.is_late = model, input_ids, named, is_late
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
-        self.streamer = named.get("streamer")
+        self.streamer, self.beams = named.get("streamer"), _beams_of(named)
         self.longest = self.criteria.max_length or self.settings.max_length
         ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
@@ -176,9 +188,10 @@ class _Call:
 
     def _fresh(self, cache):
         """On a CPU the model's own, so that an encoder-decoder's first token is a step."""
-        if self.is_late:
-            return cache
-        return self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
+        if not self.is_late:
+            cache = self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
+            share_sources(cache, self.beams)
+        return cache
 
     def read(self):
         """The prompt in a cache of the library's, and float32 scores [B, V] of the next token."""
@@ -200,14 +213,16 @@ class _Call:
             positions = named.get("position_ids")
             if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
                 raise Uncompiled("the attention mask is not [batch, length]")
-            output = self.model(
-                input_ids=self.input_ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
-                use_cache=True, logits_to_keep=1,
-            )  # fmt: skip
+            first = slice(None, None, self.beams)  # a prompt is read once for all of its beams
+            given = {"input_ids": self.input_ids, "attention_mask": mask, "position_ids": positions}
+            given = {name: None if each is None else each[first] for name, each in given.items()}
+            output = self.model(**given, past_key_values=cache, use_cache=True, logits_to_keep=1)
             visible = self.input_ids.new_ones(rows, length, dtype=torch.bool) if mask is None else mask != 0
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
         logits = output.logits[:, -1].to(copy=True, dtype=torch.float32)
+        if not config.is_encoder_decoder:
+            logits = logits.repeat_interleave(self.beams, 0)
         if logits.shape[0] != rows or len(prompt.cache.layers) != len(self.model.get_decoder().layers):
             raise Uncompiled("the cache does not hold this model's keys and values")
         return prompt, logits
@@ -253,8 +268,11 @@ class _Text:
         call, steps = self._call, self._steps
         if length > call.input_ids.shape[1]:
             assert steps.logits is not None
-            self._scores = steps.logits[:, -1].to(copy=True, dtype=torch.float32)
-        scores = call.processors(steps.output[:, :length], self._scores)
+            self._scores = steps.logits[:, -1]
+        if only_forbid(call.processors, length) and length > call.input_ids.shape[1]:
+            scores = without_forbidden(self._scores.float(), steps.output[:, :length], call.processors)
+        else:
+            scores = call.processors(steps.output[:, :length], self._scores.to(copy=True, dtype=torch.float32))
         if call.settings.do_sample:
             self._random.append(_get_random(steps.ids.device))
             token = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
@@ -301,6 +319,10 @@ class _Late:
     def wait(self) -> None:
         if self._event is not None:
             self._event.synchronize()
+
+
+def _beams_of(named: dict) -> int:
+    return getattr(named.get("generation_config"), "num_beams", None) or 1
 
 
 def _get_random(device):

@@ -107,8 +107,9 @@ def explain(model) -> Explanation:
     """
     check_class(model)
     fallbacks = [part.fallbacks for part in _compiled_parts(model)]
-    if isinstance(model.runtime, WritingRuntime):
-        fallbacks.append(model.runtime.decoding.fallbacks)
+    decoding = getattr(model.runtime, "decoding", None)
+    if decoding is not None:
+        fallbacks.append(decoding.fallbacks)
     reasons = {f"{each.part}: {reason}": count for each in fallbacks for reason, count in each.reasons.items()}
     file = measure.decisions_file()
     return Explanation(

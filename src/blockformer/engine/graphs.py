@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache
 
+from .beams import held_by
 from .compiler import compiled
 from .fallbacks import Uncompiled
 from .few_rows import BLOCK
@@ -31,10 +32,15 @@ def room_for(length: int) -> int:
 class Parts:
     """The parts of a model's step for a GPU, as functions of tensors.
 
+    Attributes:
+        beams: rows that share the keys and values of their source.
+
     Args:
         model: a decoder with a language model head, or an encoder-decoder.
         is_compiled: whether the parts are compiled; a CPU runs them as they are.
     """
+
+    beams = 1
 
     def __init__(self, model, is_compiled: bool):
         if (unknown := unknown_code(model)) is not None:
@@ -48,7 +54,7 @@ class Parts:
         }
         device = "cuda" if is_compiled else None
         functions = StepFunctions(model, written=1, in_place=in_place, device=device)
-        self.windows, self.logits = functions.windows, functions.logits
+        self.windows, self.logits, self.log_sums = functions.windows, functions.logits, functions.log_sums
         self.choose = _choose if device is None else compiled(_choose, device)
         self._model = model
         self._places = self._addresses()
@@ -68,15 +74,16 @@ class Parts:
 
 
 class CPUParts:
-    """The parts of a step of so many rows on a CPU, in place of `Parts`.
+    """The parts of a step on a CPU, in place of `Parts`.
 
     Args:
         steps: the model's `CompiledSteps`.
+        sources, beams: of a batch, and of each of them.
     """
 
-    def __init__(self, steps, rows: int):
-        self._steps, self._functions, self.choose = steps, steps.functions_for(rows, 1), _choose
-        self.windows = self._functions.windows
+    def __init__(self, steps, sources: int, beams: int = 1):
+        self._steps, self._functions, self.choose = steps, steps.functions_for(sources, beams), _choose
+        self.windows, self.log_sums, self.beams = self._functions.windows, self._functions.log_sums, beams
         steps.refresh()
 
     def logits(self, *given):
@@ -99,7 +106,8 @@ class Prompt:
     """What a model has read so far.
 
     Attributes:
-        cache: of the library's, with all keys and values [B, K, T, D] of the T tokens.
+        cache: of the library's, with all keys and values [B, K, T, D] of the T tokens, or [B / n, K, T, D] for n equal
+            rows each.
         visible: bool [B, T], which of them are seen.
         positions: int [B, 1] of the first new token.
         cross: the cache of the encoder's keys and values [B, K, S, D], or None; `source_mask` bool [B, S] says which of
@@ -143,14 +151,14 @@ class Steps:
             self.pad = torch.zeros((), dtype=torch.long, device=device)
             self.count = torch.zeros((), dtype=torch.long, device=device)
             self._columns = torch.arange(room, device=device)
-            self._buffers = [_buffers(layer, room) for layer in prompt.cache.layers]
+            self._buffers = [_buffers(layer, rows, room) for layer in prompt.cache.layers]
             self._sources: list = [[] for _ in self._buffers]
             self._source_visible = None
             if prompt.cross is not None:
-                length = prompt.cross.layers[0].keys.shape[2]
+                sources, length = rows // parts.beams, held_by(prompt.cross.layers[0])[0].shape[2]
                 length = length if device.type == "cpu" else room_for(length)
-                self._sources = [_buffers(layer, length) for layer in prompt.cross.layers]
-                self._source_visible = torch.zeros(rows, 1, 1, length, dtype=torch.bool, device=device)
+                self._sources = [_buffers(layer, sources, length) for layer in prompt.cross.layers]
+                self._source_visible = torch.zeros(sources, 1, 1, length, dtype=torch.bool, device=device)
         self._is_fresh = True
         self.logits: torch.Tensor | None = None
         self.problem: str | None = None
@@ -163,7 +171,7 @@ class Steps:
         is_as_wide = len(prompt.visible) == len(self.visible) and room <= self.room
         if prompt.cross is None or not is_as_wide:
             return is_as_wide
-        return prompt.cross.layers[0].keys.shape[2] <= self._sources[0][0].shape[2]
+        return held_by(prompt.cross.layers[0])[0].shape[2] <= self._sources[0][0].shape[2]
 
     @torch.no_grad()
     def begin(self, prompt: Prompt, input_ids, ends: list[int], pad: int) -> None:
@@ -173,19 +181,21 @@ class Steps:
         length = prompt.visible.shape[1]
         for pair, layer in zip(self._buffers, prompt.cache.layers, strict=True):
             for buffer, states in zip(pair, (layer.keys, layer.values), strict=True):
-                buffer[:, :, :length].copy_(states)
+                buffer.unflatten(0, (len(states), -1))[..., :length, :] = states[:, None]
                 if not self._is_fresh:
                     buffer[:, :, length:].zero_()  # what is hidden is multiplied by 0, which NaN survives
         if prompt.cross is not None:
-            source_length = prompt.cross.layers[0].keys.shape[2]
+            source_length = held_by(prompt.cross.layers[0])[0].shape[2]
             for pair, layer in zip(self._sources, prompt.cross.layers, strict=True):
-                for buffer, states in zip(pair, (layer.keys, layer.values), strict=True):
-                    buffer[:, :, :source_length].copy_(states)
+                for buffer, states in zip(pair, held_by(layer), strict=True):
+                    each = len(states) // len(buffer)  # more than one if what could be shared is not
+                    buffer[:, :, :source_length].copy_(states[::each])
                     if not self._is_fresh:
                         buffer[:, :, source_length:].zero_()
             assert self._source_visible is not None
             self._source_visible.zero_()
-            self._source_visible[:, 0, 0, :source_length] = True if prompt.source_mask is None else prompt.source_mask
+            mask = prompt.source_mask
+            self._source_visible[:, 0, 0, :source_length] = True if mask is None else mask[:: self.parts.beams]
         self.visible.zero_()
         self.visible[:, :length] = prompt.visible
         self.positions.copy_(prompt.positions)
@@ -237,6 +247,13 @@ class Steps:
             self.visible, self.output = grown(self.visible, 1), grown(self.output, 1)
             self._columns = torch.arange(room, device=self.ids.device)
         self.room = room
+
+    @torch.no_grad()
+    def copy_rows(self, rows: list[tuple[int, int, int]], length: int) -> None:
+        """Copy keys and values of `length` tokens from row to row: source, target and the first token that differs."""
+        for buffer in (buffer for pair in self._buffers for buffer in pair):
+            for source, target, first in rows:
+                buffer[target, :, first:length] = buffer[source, :, first:length]
 
     def end(self) -> None:
         """The text is written."""
@@ -293,9 +310,9 @@ class Steps:
         return (self.ids, self.positions, self.place, self.visible, self.output, self.unfinished, self.count)
 
 
-def _buffers(layer, room: int) -> list[torch.Tensor]:
+def _buffers(layer, rows: int, room: int) -> list[torch.Tensor]:
     """Zeros for keys and values [B, K, room, D] of a cache's layer."""
     return [
-        torch.zeros(*states.shape[:2], room, states.shape[3], dtype=states.dtype, device=states.device)
-        for states in (layer.keys, layer.values)
+        torch.zeros(rows, states.shape[1], room, states.shape[3], dtype=states.dtype, device=states.device)
+        for states in held_by(layer)
     ]

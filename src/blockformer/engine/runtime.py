@@ -166,8 +166,8 @@ class WritingRuntime(AcceleratorRuntime):
     def __init__(self, decoding: Decoding):
         self.decoding = decoding
 
-    def sample(self, model, input_ids, arguments, named):
-        return self.decoding.sample(model, input_ids, arguments, named)
+    def write(self, model, input_ids, arguments, named):
+        return self.decoding.write(model, input_ids, arguments, named)
 
 
 class CompiledRuntime(PreparedRuntime):
@@ -187,5 +187,5 @@ class CompiledRuntime(PreparedRuntime):
     def step(self, model, arguments, named):
         return None if self.steps is None else output_of(self.steps, model, arguments, named)
 
-    def sample(self, model, input_ids, arguments, named):
-        return None if self.decoding is None else self.decoding.sample(model, input_ids, arguments, named)
+    def write(self, model, input_ids, arguments, named):
+        return None if self.decoding is None else self.decoding.write(model, input_ids, arguments, named)

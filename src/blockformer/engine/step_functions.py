@@ -66,7 +66,7 @@ class StepFunctions:
 
         alike = {_structure(group): made(_run) for group in groups}
         self._run_layers = [alike[_structure(group)] for group in groups]
-        self._run_first, self._run_last = made(_run), made(_run)
+        self._run_first, self._run_last, self._log_sums = made(_run), made(_run), made(_log_sums)
 
     def logits(self, input_ids, positions, seen: dict, buffers: list, source_mask=None, sources=()):
         """The logits [B, 1, V] of new tokens, int64 [B, 1], at their positions, int64 [B, 1].
@@ -101,9 +101,18 @@ class StepFunctions:
         _vary(states)
         return self._run_last(self._last, states)
 
+    def log_sums(self, logits):
+        """What `log_softmax` subtracts from logits [B, V], float32 [B, 1], without writing as many numbers."""
+        _vary(logits)
+        return self._log_sums(logits)
+
 
 def _run(part, *arguments):
     return part.forward(*arguments)
+
+
+def _log_sums(logits):
+    return logits.float().logsumexp(-1, keepdim=True)
 
 
 def _structure(group: list) -> str:

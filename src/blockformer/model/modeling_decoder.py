@@ -32,7 +32,7 @@ from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
-from .runtime import by_runtime, sample_by_runtime
+from .runtime import by_runtime, loop_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_tokens, states_at
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
@@ -130,7 +130,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         add_router_loss(output, self.config, outputs.get("router_logits"), attention_mask, targets, num_items_in_batch)
         return self.runtime.output(MoeCausalLMOutputWithPast, **output)
 
-    _sample = sample_by_runtime
+    _sample = loop_by_runtime("_sample")
+    _beam_search = loop_by_runtime("_beam_search")
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):

@@ -37,7 +37,7 @@ from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
-from .runtime import by_runtime, sample_by_runtime
+from .runtime import by_runtime, loop_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_of, last_tokens, states_at
 
@@ -234,7 +234,8 @@ class BlockformerEncoderDecoderForConditionalGeneration(
     """An encoder-decoder that writes: logits of the next target token."""
 
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
-    _sample = sample_by_runtime
+    _sample = loop_by_runtime("_sample")
+    _beam_search = loop_by_runtime("_beam_search")
 
     def __init__(self, config):
         super().__init__(config)

@@ -1,8 +1,7 @@
 """How a model runs: here in plain PyTorch. Whatever makes models faster is another runtime, of the same methods.
 
-A model and its stacks each hold one as `runtime`. What answers None leaves the question to the plain code.
-
-B batch, T length, C hidden size, V vocabulary.
+A model and its stacks each hold one as `runtime`. What answers None leaves the question to the plain code. B batch, T
+length, C hidden size, V vocabulary.
 """
 
 import functools
@@ -27,8 +26,8 @@ class Runtime:
     def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing: float):
         """Logits [..., V] (or None) and loss, as `LanguageModelHead.logits_and_loss` gives them, or None."""
 
-    def sample(self, model, input_ids, arguments: tuple, named: dict):
-        """What `GenerationMixin._sample` gives for a prompt [B, T] and these arguments, or None."""
+    def write(self, model, input_ids, arguments: tuple, named: dict):
+        """What a loop of `GenerationMixin.generate` gives for a prompt [B, T] and these arguments, or None."""
 
     def cache(self, fresh, beams: int = 1):
         """The cache that takes the place of the library's fresh one, for so many rows of each source."""
@@ -50,7 +49,11 @@ def by_runtime(forward):
     return forward_by_runtime
 
 
-def sample_by_runtime(self, input_ids, *args, **kwargs):
-    """The library's loop for greedy search and sampling: the model's runtime comes first."""
-    output = self.runtime.sample(self, input_ids, args, kwargs)
-    return GenerationMixin._sample(self, input_ids, *args, **kwargs) if output is None else output
+def loop_by_runtime(name: str):
+    """The loop of that name in `GenerationMixin`, `_sample` or `_beam_search`: the model's runtime comes first."""
+
+    def loop(self, input_ids, *args, **kwargs):
+        output = self.runtime.write(self, input_ids, args, kwargs)
+        return getattr(GenerationMixin, name)(self, input_ids, *args, **kwargs) if output is None else output
+
+    return loop
