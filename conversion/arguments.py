@@ -7,12 +7,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .errors import ConversionError, shown
+from blockformer.files.atomic import check_target
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.names import WEIGHT_FILES
+from blockformer.files.sizes import parse_size
+from blockformer.files.sources import Source, folder_of, locate, weight_file
+
 from .families.index import ARTICLES, NAMES
-from .files.atomic import check_target
-from .files.names import WEIGHT_FILES
-from .files.sizes import parse_size
-from .files.sources import Source, folder_of, locate, weight_file
 from .options import check_flag, check_reading, refuse_given
 
 FAMILIES = sorted(NAMES)

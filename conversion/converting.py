@@ -12,39 +12,39 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.config_file import is_ours, read_config
+from blockformer.files.errors import listed, shown
+from blockformer.files.finite import nonfinite
+from blockformer.files.front_matter import front_matter
+from blockformer.files.generation_settings import settings_in
+from blockformer.files.model_place import put_into_its_folder
+from blockformer.files.names import WEIGHTS
+from blockformer.files.new_repo import new_repo
+from blockformer.files.returning import return_side_files
+from blockformer.files.side_file_kinds import digest
+from blockformer.files.side_files import SideFiles, carry_side_files, name_the_rest, refuse_adapters
+from blockformer.files.sources import Reading, Source
+from blockformer.files.tokenizers import compare_tokenizers, has_tokenizer
 from blockformer.publishing import copy_code, write_card
+from blockformer.publishing.repo_code import release_code
 
 from .arguments import check_conversion, find_source, verification
-from .errors import listed, shown
-from .files.checkpoint import Checkpoint
-from .files.config_file import is_ours, read_config
-from .files.finite import nonfinite
-from .files.front_matter import front_matter
-from .files.generation_settings import settings_in
-from .files.model_place import put_into_its_folder
-from .files.names import WEIGHTS
-from .files.new_repo import new_repo
-from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.returning import return_side_files
-from .files.side_file_kinds import digest
-from .files.side_files import SideFiles, carry_side_files, name_the_rest, refuse_adapters
-from .files.sources import Source
-from .files.tokenizers import compare_tokenizers, has_tokenizer
-from .files.unused_tensors import UNUSED_FILE, write_unused
 from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
 from .offload import check_device_map, removed_on_failure, written_weights
-from .options import Reading, sorted_options
+from .options import sorted_options
 from .origin import ORIGIN
 from .other_entries import note_on_unused
 from .plan import Plan, parse_dtype, plan_out
 from .progress import Progress, silent
-from .release_code import release_code
 from .remedies import plan_official
 from .report import ConversionReport
 from .rules.table import check_tied
 from .storage.awq import low_bit_weights, without
+from .storage.unused_tensors import UNUSED_FILE, write_unused
 from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
+from .writing import memory_errors, opened, write_generation_config, write_weights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

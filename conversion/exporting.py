@@ -7,22 +7,22 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockformer.files.config_file import is_ours
+from blockformer.files.errors import ConversionError
+from blockformer.files.front_matter import front_matter
+from blockformer.files.json_files import json_text, read_json
+from blockformer.files.new_repo import new_repo
+from blockformer.files.quantized import refuse_quantized
+from blockformer.files.side_file_kinds import copy_store
+from blockformer.files.side_files import carry_side_files, name_the_rest, refuse_adapters
+from blockformer.files.sources import Reading, locate
+from blockformer.model_classes import MODELS
 from blockformer.publishing import copy_code, signing, write_card
+from blockformer.publishing.repo_code import release_code
 
 from .arguments import check_conversion
-from .errors import ConversionError
-from .files.config_file import is_ours
-from .files.front_matter import front_matter
-from .files.json_files import json_text, read_json
-from .files.new_repo import new_repo
-from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_file_kinds import copy_store
-from .files.side_files import carry_side_files, name_the_rest, refuse_adapters
-from .files.sources import locate
-from .files.unused_tensors import UNUSED_FILE
 from .into_memory import dtype_note, dtype_of_file
 from .model_tensors import by_sources, expected_tensors, identity_rules, stored_pairs, unread_pooler, with_sources
-from .options import Reading
 from .origin import ORIGIN
 from .plan import (
     architecture_of,
@@ -30,10 +30,10 @@ from .plan import (
     our_config,
 )
 from .progress import Progress, silent
-from .release_code import release_code
 from .report import ConversionReport
 from .rules.table import check_tied
-from .storage.quantized import refuse_quantized
+from .storage.unused_tensors import UNUSED_FILE
+from .writing import memory_errors, opened, write_generation_config, write_weights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,8 +65,6 @@ def export_folder(
     Raises:
         ConversionError: see `convert`.
     """
-    import blockformer
-
     start = time.monotonic()
     report_progress = progress or silent
     own: dict[str, Any] = {"max_shard_size": max_shard_size, "force": force, "strict_finite": strict_finite}
@@ -81,7 +79,7 @@ def export_folder(
             raise ConversionError(f"{folder}: not a model of Blockformer; `blockformer convert` makes a repo of it")
         refuse_quantized(checkpoint.config, checkpoint.tensors)
         config = our_config(checkpoint.config)
-        model_class = getattr(blockformer, architecture_of(config))
+        model_class = MODELS[architecture_of(config)]
         shapes, tied, parameters = expected_tensors(model_class, config)
         pooler = unread_pooler(model_class, config)
         shapes |= pooler

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from .errors import ConversionError, shown
-from .files.checkpoint import Checkpoint
-from .files.repo import write_weights
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import ConversionError, shown
+
 from .plan import Plan
 from .progress import silent
+from .writing import write_weights
 
 PLACEMENTS = ("auto", "balanced", "balanced_low_0", "sequential")
 """The words that transformers takes as a `device_map`."""

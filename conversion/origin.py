@@ -4,11 +4,12 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ConversionError, shown
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.json_files import json_text, read_json
+from blockformer.files.names import is_inner
+
 from .families.registry import FAMILIES, Family
-from .files.checkpoint import Checkpoint
-from .files.json_files import json_text, read_json
-from .files.names import is_inner
 from .storage.variant import CheckpointVariant
 
 ORIGIN = "conversion.json"

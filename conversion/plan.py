@@ -10,28 +10,30 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.declared_fields import other_entries
-from blockformer.on_import import CONFIGS
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.config_file import NEVER_FOLLOWED, is_ours
+from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.json_files import json_text
+from blockformer.files.quantized import check_plain, refuse_quantized, without_empty
+from blockformer.files.safetensors_io import HasHeader
+from blockformer.model_classes import CONFIGS
 from blockformer.publishing.repo_code import ABOUT_THE_FILE, full_auto_map
+from blockformer.publishing.strict_loading import check_blocks
 
 from .arguments import dtype_name
-from .errors import ConversionError, listed, shown
 from .families.architectures import FSDP
 from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
 from .families.registry import Family, family_by_name, family_for, family_of
-from .files.checkpoint import Checkpoint
-from .files.config_file import NEVER_FOLLOWED, is_ours
-from .files.json_files import json_text
-from .files.unused_tensors import unused_groups
 from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
 from .origin import Origin, read_origin
 from .other_entries import carry_others, others_for
 from .rules.in_turn import in_turn
 from .rules.operations import Shape
 from .rules.patterns import matching
-from .rules.table import Group, HasHeader, RuleTable, Target
+from .rules.table import Group, RuleTable, Target
 from .storage import awq, fp8
-from .storage.quantized import check_plain, refuse_quantized, without_empty
 from .storage.spelling import Spellings, todays_names
+from .storage.unused_tensors import unused_groups
 from .storage.variant import CheckpointVariant
 
 
@@ -111,10 +113,6 @@ def plan_in(
             f"{checkpoint.folder}: is in Blockformer's layout already; load it with `import blockformer` and an Auto "
             "class, or convert it with to_official=True"
         )
-    if family_name is None and not isinstance(official.get("model_type"), str):
-        from .guessing import missing_type  # which plans, too
-
-        raise missing_type(checkpoint)
     plain_view = fp8.PlainView(checkpoint) if fp8.has_factors(checkpoint.tensors) else None
     tensors: Mapping[str, HasHeader] = checkpoint.tensors
     read = checkpoint.read
@@ -315,16 +313,13 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
     Raises:
         ConversionError: it is not in our layout, or its settings are refused.
     """
-    import blockformer
-    from blockformer.publishing.strict_loading import check_blocks
-
     model_type = entries.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIGS:
         raise ConversionError(f"config.json: model_type {shown(model_type)} is not one of ours")
     kept = {name: value for name, value in without_empty(entries).items() if name not in NEVER_FOLLOWED}
     try:
         check_blocks(entries.get("blocks"), "")
-        config = getattr(blockformer, CONFIGS[model_type])(**copy.deepcopy(kept))
+        config = CONFIGS[model_type](**copy.deepcopy(kept))
     except (ValueError, TypeError) as error:
         raise ConversionError(f"config.json: {error}") from error
     if config.architectures:

@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.finite import nonfinite
+from blockformer.files.front_matter import front_matter
+from blockformer.files.generation_settings import FILE
+from blockformer.files.new_repo import new_repo
+from blockformer.files.side_files import carry_side_files, name_the_rest, refuse_adapters
+from blockformer.files.sources import Source, locate
 from blockformer.publishing import write_card
 from blockformer.reshaping import check_changes, reshape
 
 from .arguments import check_conversion
-from .errors import ConversionError, listed, shown
-from .files.finite import nonfinite
-from .files.front_matter import front_matter
-from .files.generation_settings import FILE
-from .files.new_repo import new_repo
-from .files.repo import memory_errors, opened
-from .files.side_files import carry_side_files, name_the_rest, refuse_adapters
-from .files.sources import Source, locate
 from .loading import load_source
 from .options import OPTIONS, OWN, READING, OptionError
 from .progress import Progress, silent
 from .report import ConversionReport
+from .writing import memory_errors, opened
 
 WORDS = {
     "topology": "made {} of it",

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..errors import ConversionError, listed, shown
+from blockformer.files.errors import ConversionError, listed, shown
+
 from ..families.base import Family
 from ..families.decoder import GPT
 from ..families.encoder_decoder import same_bits

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import Shape
 from ..rules.table import Rule
 from ..storage.variant import CheckpointVariant

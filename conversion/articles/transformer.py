@@ -1,14 +1,14 @@
 """`article-transformer`: `Transformer` with `wte`, `wpe`, `encoder`, `decoder`, which continues its input."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from blockformer.files.errors import ConversionError
 from blockformer.model.layer import norm_slots
+from blockformer.publishing.repo_code import EXTRA_CODE
 
-from ..errors import ConversionError
 from ..families.fresh import four_widths
 from ..families.translation import Preset
 from ..rules.table import RuleTable
@@ -26,8 +26,6 @@ OWN_FRESH = {
     "intermediate_size": four_widths,
     **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias"), False),
 }
-EXTRA_CODE = {"custom_generate/generate.py": Path(__file__).with_name("generate.py")}
-"""Path in a repo -> the file here."""
 READING: Kind = ("'printed' or 'formula'", lambda value: value in READINGS)
 CLEAR = 0.9
 """A reading fits if its loss is at most this share of the other one's."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import LeadingAxis, Shape
 from ..rules.table import Rule, check_tied, module_rules
 from ..storage.variant import CheckpointVariant

@@ -13,7 +13,8 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, shown
+
 from ..rules.patterns import tuple_of
 from ..rules.table import Rule, RuleTable
 from ..storage.spelling import OneName, Spelling, Spellings

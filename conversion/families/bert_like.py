@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
 from ..storage.modules import ModulesInFiles

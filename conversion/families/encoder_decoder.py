@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..rules.operations import Copies, bytes_of
+from blockformer.files.safetensors_io import bytes_of
+
+from ..rules.operations import Copies
 from ..rules.table import Rule, RuleTable
 from ..storage.spelling import Prefix, Spellings
 from ..storage.variant import CheckpointVariant

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, shown
+
 from ..rules.operations import Chain, Shape, Transpose
 from ..rules.table import Rule, module_rules
 from ..storage import awq, mxfp4

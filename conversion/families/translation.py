@@ -18,13 +18,14 @@ from typing import Any
 import transformers
 from transformers import PretrainedConfig
 
+from blockformer.files.config_file import NEVER_FOLLOWED
+from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.quantized import FIELDS, REMEDY, without_empty
+from blockformer.files.quiet import quiet
 from blockformer.model.axes import axes, did_you_mean
 from blockformer.model.configuration_blockformer import check_counts
+from blockformer.model_classes import MODELS
 
-from ..errors import ConversionError, listed, shown
-from ..files.config_file import NEVER_FOLLOWED
-from ..quiet import quiet
-from ..storage.quantized import FIELDS, REMEDY, without_empty
 from ..storage.variant import CheckpointVariant
 from ..values import DROPOUTS, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none
 from .head import Head
@@ -324,11 +325,9 @@ class ConfigTranslation(ABC):
         Raises:
             ConversionError: our config refuses them.
         """
-        import blockformer
-
         wanted = {"architectures": [self.our_model_class_name], **copy.deepcopy(dict(settings))}
         try:
-            return getattr(blockformer, wanted["architectures"][0]).config_class(**wanted)
+            return MODELS[wanted["architectures"][0]].config_class(**wanted)
         except ConversionError:
             raise
         except ValueError as error:

@@ -7,16 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+from blockformer.files.safetensors_io import bytes_of
 
 Shape = tuple[int, ...]
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, uint8 [nbytes]: a view if it is contiguous, else a copy."""
-    flat = tensor.detach().contiguous()
-    flat = flat.as_strided((flat.numel(),), (1,))  # not reshape: one element may keep a stride that no view allows
-    return flat.view(torch.uint8)
 
 
 class Operation(Protocol):

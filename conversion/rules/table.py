@@ -9,12 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError, MisfitError, listed, shown
+from blockformer.files.errors import ConversionError, MisfitError, listed, shown
+from blockformer.files.safetensors_io import HasHeader
+
 from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose
 from .patterns import Pattern, Places, tuple_of
 from .ties import check_tied
@@ -36,18 +37,6 @@ __all__ = [
 UNTAKEN, TWICE = "tensors that no rule takes", "targets filled twice"
 NO_PLACE = "tensors that the model has no place for"
 CAN_GO = "If the official class does not read them either, remove them from the file."
-
-
-class HasHeader(Protocol):
-    """What a plan needs to know of a tensor; `TensorInfo` and `torch.Tensor` both have it."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """The shape."""
 
 
 @dataclass(frozen=True)

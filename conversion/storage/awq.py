@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.model.awq_linear import dequantize
 
-from ..errors import ConversionError, listed, shown
-from ..files.checkpoint import Checkpoint
 from ..rules.operations import Shape
 from ..rules.table import Rule
 from .variant import CheckpointVariant

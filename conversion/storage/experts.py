@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import Shape
 from ..rules.table import Rule, module_rules
 

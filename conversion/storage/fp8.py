@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError, listed, shown
-from ..files.checkpoint import Checkpoint
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.safetensors_io import HasHeader
+
 from ..rules.operations import Shape
-from ..rules.table import Group, HasHeader, Target
+from ..rules.table import Group, Target
 from .awq import FIELD, without
 
 METHOD = "fp8"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import Chain, Shape, Transpose
 from ..rules.table import Rule
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import ConversionError, listed, shown
+from blockformer.files.errors import ConversionError, listed, shown
 
 
 class Spelling(Protocol):

@@ -19,8 +19,8 @@ from blockformer.cli import main
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.storage import awq
-from blockformer.conversion.summary import summarize
 from blockformer.model.awq_linear import QuantizedLinear
+from blockformer.summary import summarize
 
 from .oracles import (
     SIZES,

@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.files.tokenizers import TEXTS
 from blockformer.conversion.probes import probes, run
 from blockformer.conversion.verify import Measured, compare, verify
+from blockformer.files.tokenizers import TEXTS
 
 from .oracles import (
     SPECIAL,

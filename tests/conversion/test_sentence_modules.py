@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder
 from blockformer.conversion.reshaped import convert_reshaped
-from blockformer.conversion.summary import summarize
+from blockformer.summary import summarize
 
 from .oracles import entries_of
 from .test_convert_faults import a_hub_with

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from blockformer import cli
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
-from blockformer.conversion.files import returning, side_files, tokenizers
 from blockformer.conversion.loading import load_any
-from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import Measured, Parity
+from blockformer.files import returning, side_files, tokenizers
+from blockformer.summary import summarize
 
 from .oracles import edit_config, edit_tensors, entries_of, official_folder
 
@@ -309,7 +309,7 @@ def test_weights_under_another_name_are_refused(tmp_path, source):
 
 
 def test_a_pickle_that_shrinks_is_an_error_and_no_crash(tmp_path):
-    from blockformer.conversion.files.checkpoint import Checkpoint
+    from blockformer.files.checkpoint import Checkpoint
 
     official_folder(tmp_path / "src")
     tensors = load_file(tmp_path / "src/model.safetensors")

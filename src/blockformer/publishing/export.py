@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+from ..files.new_repo import new_repo
 from . import signing
 from .model_card import write_card
 
@@ -90,8 +91,6 @@ def export_model(
         ValueError: the model is not one of Blockformer's or has other weights than its class, such as adapters; the
             tokenizer has tokens that it does not have; or the folder or the key cannot be used.
     """
-    from blockformer.conversion.files.new_repo import new_repo  # conversion stands above this module
-
     check_parts(model)
     if sign is not None:
         signing.check_key(sign)

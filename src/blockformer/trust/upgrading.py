@@ -12,21 +12,20 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from blockformer.conversion.articles.transformer import EXTRA_CODE
-from blockformer.conversion.errors import ConversionError, shown
-from blockformer.conversion.files.atomic import MARK, atomic_folder, states_of
-from blockformer.conversion.files.config_file import read_config
-from blockformer.conversion.files.json_files import json_text, read_json
-
+from ..files.atomic import MARK, atomic_folder, states_of
+from ..files.config_file import read_config
+from ..files.earlier_names import are_earlier, todays
+from ..files.errors import ConversionError, shown
+from ..files.json_files import json_text, read_json
 from ..model.axes import blocks_of
 from ..model.blocks import ENTRY
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.release import FORMAT, STAMP, VERSION
-from ..publishing.earlier_names import are_earlier, todays
+from ..model_classes import CONFIGS
 from ..publishing.model_card import with_code_of
-from ..publishing.repo_code import code_files, copy_code
+from ..publishing.repo_code import EXTRA_CODE, code_files, copy_code
 from ..publishing.signing import SIGNATURE
-from .manifest import CONFIGS, is_later
+from .manifest import is_later
 from .verification import Verification, verify
 
 IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
@@ -87,7 +86,7 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
 
 def _config(repo: str | PathLike[str], entries: Mapping[str, Any]) -> BlockformerConfig:
     """The config of a repo that this release may rewrite."""
-    kind = {each.model_type: each for each in CONFIGS}.get(str(entries.get("model_type")))
+    kind = CONFIGS.get(str(entries.get("model_type")))
     if kind is None:
         raise ConversionError(f"{repo}: model_type {shown(entries.get('model_type'))} is not one of Blockformer's")
     version, number = (entries.get(name) for name in STAMP)
