@@ -16,9 +16,9 @@ from blockformer.conversion import ConversionError, convert, export_folder
 from blockformer.conversion.reshaped import convert_reshaped
 from blockformer.summary import summarize
 
-from .oracles import entries_of
-from .test_convert_faults import a_hub_with
-from .test_sentence_repos import TEXTS, WORDS, official, opened, save
+from ..conversion.oracles import entries_of
+from ..conversion.test_convert_faults import a_hub_with
+from ..conversion.test_sentence_repos import TEXTS, WORDS, official, opened, save
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 PACKAGES = ("sentence_transformer", "sparse_encoder", "multi_vector_encoder", "cross_encoder")

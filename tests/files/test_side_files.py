@@ -20,7 +20,7 @@ from blockformer.conversion.verify import Measured, Parity
 from blockformer.files import returning, side_files, tokenizers
 from blockformer.summary import summarize
 
-from .oracles import edit_config, edit_tensors, entries_of, official_folder
+from ..conversion.oracles import edit_config, edit_tensors, entries_of, official_folder
 
 CARD = """---
 license: other
