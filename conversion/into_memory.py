@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.checkpoint import Checkpoint, opened
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.generation_settings import TOKENS
 from blockformer.files.quantized import check_plain
@@ -20,7 +20,6 @@ from blockformer.model_classes import MODELS
 from .families.registry import official_names
 from .options import OPTIONS, OWN, OptionError, nearest
 from .plan import architecture_of, our_config, parse_dtype
-from .writing import opened
 
 OF_EVERY_CONFIG = (
     "chunk_size_feed_forward", "id2label", "label2id", "num_labels", "output_attentions", "output_hidden_states",

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from blockformer.files.errors import ConversionError, shown
+from blockformer.files.new_repo import check_flag
 from blockformer.files.sources import READING, Reading
 
 
@@ -182,16 +183,6 @@ def nearest(name: str, known: Collection[str]) -> str:
     """A hint at the nearest of the known names, or nothing."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f" Did you mean '{near[0]}'?" if near else ""
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Refuse what is neither True nor False: a text such as "no" would count as true.
-
-    Raises:
-        ConversionError: it is something else.
-    """
-    if not isinstance(value, bool):
-        raise ConversionError(f"{name} must be True or False, not {shown(value)}")
 
 
 def _is_neutral(name: str, value: Any) -> bool:

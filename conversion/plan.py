@@ -19,6 +19,7 @@ from blockformer.files.safetensors_io import HasHeader
 from blockformer.model_classes import CONFIGS
 from blockformer.publishing.repo_code import ABOUT_THE_FILE, full_auto_map
 from blockformer.publishing.strict_loading import check_blocks
+from blockformer.publishing.write_repo import bytes_by_dtype
 
 from .arguments import dtype_name
 from .families.architectures import FSDP
@@ -85,22 +86,13 @@ class Plan:
     @property
     def sizes(self) -> dict[torch.dtype, int]:
         """Bytes by dtype, the largest share first."""
-        return bytes_by_dtype(self.groups)
+        targets = (target for group in self.groups for target in group.targets)
+        return bytes_by_dtype((target.name, target.dtype, target.shape) for target in targets)
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating-point dtype with the largest share, of those that are computed in: 8 bits are for storing."""
         return next((dtype for dtype in self.sizes if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
-
-
-def bytes_by_dtype(groups: Iterable[Group]) -> dict[torch.dtype, int]:
-    """Dtype -> bytes of what is written, the largest share first."""
-    sizes: dict[torch.dtype, int] = {}
-    for group in groups:
-        for target in group.targets:
-            nbytes = torch.Size(target.shape).numel() * target.dtype.itemsize
-            sizes[target.dtype] = sizes.get(target.dtype, 0) + nbytes
-    return dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
 
 
 def plan_in(

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from blockformer.conversion import ConversionError
-from blockformer.files.new_repo import new_repo
+from blockformer.files.new_repo import RepoOptions, new_repo
 
 AUTO_MAP = {"AutoModel": "modeling_mine.Mine", "AutoTokenizer": ["tokenization_mine.Mine", None]}
 
@@ -17,7 +17,7 @@ def fill(folder, settings=None, shards=("model.safetensors",)):
 
 
 def test_a_whole_repo_appears(tmp_path):
-    with new_repo(tmp_path / "x", check_sources=lambda: None) as folder:
+    with new_repo(tmp_path / "x", RepoOptions(), check_sources=lambda: None) as folder:
         fill(
             folder, {"auto_map": {"AutoModel": "modeling_mine.Mine", "AutoConfig": "someone/else--configuration.Other"}}
         )
@@ -55,7 +55,7 @@ MISSING = {
 
 @pytest.mark.parametrize("build", MISSING)
 def test_one_that_is_not_whole_does_not(tmp_path, build):
-    with pytest.raises(ConversionError, match=MISSING[build]), new_repo(tmp_path / "x") as folder:
+    with pytest.raises(ConversionError, match=MISSING[build]), new_repo(tmp_path / "x", RepoOptions()) as folder:
         build(folder)
     assert not list(tmp_path.iterdir())
 
@@ -64,6 +64,9 @@ def test_nor_one_whose_source_has_changed(tmp_path):
     def changed():
         raise ConversionError("it changed")
 
-    with pytest.raises(ConversionError, match="it changed"), new_repo(tmp_path / "x", check_sources=changed) as folder:
+    with (
+        pytest.raises(ConversionError, match="it changed"),
+        new_repo(tmp_path / "x", RepoOptions(), check_sources=changed) as folder,
+    ):
         fill(folder)
     assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ A checkpoint may also be a single weight file plus a file of settings; nothing e
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,12 +21,13 @@ from torch import Tensor
 from . import pickled
 from .config_file import check_bounds, check_tensors, is_ours, read_config
 from .earlier_names import todays
-from .errors import CheckpointError, listed, shown
+from .errors import CheckpointError, listed, memory_errors, shown
 from .json_files import read_json
 from .model_place import AROUND, model_elsewhere
 from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
 from .regular import open_regular
 from .safetensors_io import TensorInfo, read_header, read_parts, read_tensor
+from .sources import Source
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
@@ -291,6 +293,20 @@ class Checkpoint:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextmanager
+def opened(place: Source) -> Iterator[tuple[Checkpoint, list[str]]]:
+    """The checkpoint of a source, and a list of notes that starts with warnings from opening it.
+
+    Running out of memory is a ConversionError.
+    """
+    with memory_errors():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            checkpoint = Checkpoint(place.path, place.config, place.weights, place.around)
+        with checkpoint:
+            yield checkpoint, [str(warning.message) for warning in caught]
 
 
 def _key(status: os.stat_result) -> Identity:

@@ -1,6 +1,7 @@
 """Errors of conversion, and safe ways to show names that come from files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 LISTED = 20
 """Entries of one kind that an error message lists; the rest are only counted."""
@@ -51,6 +52,19 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     words = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
     return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Turn running out of memory into a ConversionError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        message = "out of memory; free some, or convert with verify=False"
+        raise ConversionError(f"{message} ({reason})" if reason else message) from error
 
 
 def shown(name: object, limit: int = 200) -> str:

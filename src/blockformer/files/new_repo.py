@@ -1,29 +1,71 @@
-"""The one way to write a repo: built next to its place, checked, synced, and put into place in one step."""
+"""A new repo: built next to its place, checked, synced, and put into place in one step; and how it is written."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from .atomic import atomic_folder
-from .errors import ConversionError
+from .atomic import States, atomic_folder
+from .errors import ConversionError, shown
 from .json_files import read_json
 from .model_place import folder_of_model
 from .names import WEIGHTS
+from .progress import Progress, silent
+from .sizes import parse_size
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False: a text such as "no" would count as true.
+
+    Raises:
+        ConversionError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise ConversionError(f"{name} must be True or False, not {shown(value)}")
+
+
+@dataclass(frozen=True)
+class RepoOptions:
+    """How a repo is written; checked when it is made.
+
+    Args:
+        max_shard_size: largest size of one weight file, such as "5GB".
+        force: replace a folder that Blockformer made, if nobody changed it.
+        strict_finite: refuse NaN and infinite weights instead of reporting them.
+        sign: a private key (PEM) to sign the repo with; see `blockformer.publishing.signing.sign`.
+        progress: receives progress reports.
+
+    Raises:
+        ConversionError: one is of another kind.
+    """
+
+    max_shard_size: int | str = "5GB"
+    force: bool = False
+    strict_finite: bool = False
+    sign: str | PathLike[str] | None = None
+    progress: Progress = silent
+
+    def __post_init__(self) -> None:
+        check_flag("force", self.force)
+        check_flag("strict_finite", self.strict_finite)
+        parse_size(self.max_shard_size)
 
 
 @contextmanager
 def new_repo(
     target: str | PathLike[str],
-    *,
-    force: bool = False,
+    options: RepoOptions,
     sources: Iterable[str | PathLike[str]] = (),
-    check_sources: Callable[[], None] | None = None,
+    check_sources: Callable[[], None] = lambda: None,
+    renewed: States | None = None,
 ) -> Iterator[Path]:
     """A folder to fill. If the block succeeds, it is checked and becomes `target`; else nothing is left behind.
 
     Args:
-        target, force, sources: see `atomic_folder`.
+        target, sources, renewed: see `atomic_folder`.
+        options: whether an old folder is replaced.
         check_sources: called at the end; raises if what was read has changed meanwhile.
 
     Yields:
@@ -32,11 +74,10 @@ def new_repo(
     Raises:
         ConversionError: the target cannot be used, or the repo is not whole; see `atomic_folder` and `check_whole`.
     """
-    with atomic_folder(target, force=force, sources=sources) as folder:
+    with atomic_folder(target, options.force, sources, renewed) as folder:
         yield folder
         check_whole(folder)
-        if check_sources is not None:
-            check_sources()
+        check_sources()
 
 
 def check_whole(folder: Path) -> None:
