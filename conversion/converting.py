@@ -34,7 +34,8 @@ from .other_entries import note_on_unused
 from .plan import Plan, parse_dtype, plan_out
 from .remedies import plan_official
 from .report import ConversionReport
-from .storage.awq import low_bit_weights, without
+from .storage.awq import low_bit_weights
+from .storage.low_bits import without
 from .storage.unused_tensors import UNUSED_FILE, write_unused
 from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ from .rules.in_turn import in_turn
 from .rules.operations import Shape
 from .rules.patterns import matching
 from .rules.table import Group, RuleTable, Target
-from .storage import awq, fp8
+from .storage.awq import AWQ
+from .storage.formats import format_of
+from .storage.low_bits import LowBitFormat, PlainView
 from .storage.spelling import Spellings, todays_names
 from .storage.unused_tensors import unused_groups
 from .storage.variant import CheckpointVariant
@@ -105,26 +108,21 @@ def plan_in(
             f"{checkpoint.folder}: is in Blockformer's layout already; load it with `import blockformer` and an Auto "
             "class, or convert it with to_official=True"
         )
-    plain_view = fp8.PlainView(checkpoint) if fp8.has_factors(checkpoint.tensors) else None
+    check_plain(official, checkpoint.tensors)
+    low_bits = format_of(official, checkpoint.tensors)
+    stays = low_bits is not None and low_bits.may_stay and not dequantized
+    if dequantized and not (low_bits is not None and low_bits.may_stay and cast is not None):
+        raise ConversionError(
+            f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
+        )
+    view = None if low_bits is None or stays else PlainView(low_bits, checkpoint, cast or torch.float32)
     tensors: Mapping[str, HasHeader] = checkpoint.tensors
-    read = checkpoint.read
-    if plain_view is not None:
-        official, tensors, read = plain_view.entries, plain_view.tensors, plain_view.read
-    check_plain(official, tensors)
+    read, to_load = checkpoint.read, None
+    if view is not None:
+        to_load = view.low_bits.to_load(official)
+        official, tensors, read = view.entries, view.tensors, view.read
     family = family_of(official) if family_name is None else family_by_name(family_name)
     variant = family.variant_of(official, tensors, read)
-    low_bits = awq.TRAIT in variant.traits
-    plain = cast if dequantized else None
-    if dequantized:
-        if not low_bits or plain is None:
-            raise ConversionError(
-                f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
-            )
-        official = awq.without(official)
-        variant = family.variant_of(official, tensors, read)
-    to_load = family.dequantized(official, variant)
-    if to_load is not None:
-        official = dict(family.plain_entries(official, variant))
     stored = todays_names(tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
     carry_others(family, official, config)
@@ -134,22 +132,20 @@ def plan_in(
     shapes |= unread_pooler(family.our_class(variant), config)
     layout = family.layout(variant, config)
     further = layout.further_layers(stored)
-    if plain_view is not None:
-        plain_view.check({*stored.values()} - {stored[name] for name in further})
+    if view is not None:
+        view.low_bits.check_plain(tensors, {*stored.values()} - {stored[name] for name in further})
     headers = {name: tensors[own] for name, own in stored.items()}
-    to_class = RuleTable(family.storage(variant, config, plain), layers=layout.layers).plan(headers, rest=True)
+    to_class = RuleTable(family.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
     to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
     groups = with_sources(in_turn(to_class, to_ours), stored)
-    if plain_view is not None:
-        groups = in_turn(plain_view.groups, groups)
     used = {name for group in groups for name in group.sources}
-    has_low_bits = to_load is not None or plain_view is not None
-    if has_low_bits:  # unlike all that goes back out
-        used |= {stored[name] for name in further}
+    if view is not None:
+        groups = in_turn(view.groups, groups)
+        used |= {stored[name] for name in further}  # unlike all that goes back out
     unused = [name for name in tensors if name not in used]
     values = [name for name in unused if name in VALUE_HEAD]
-    _check_unused(checkpoint, unused, family, variant, {*values, *(stored[name] for name in further)})
-    kept = "left out" if has_low_bits else "kept for the way back"
+    _check_unused(checkpoint.folder, read, unused, family, variant, {*values, *(stored[name] for name in further)})
+    kept = "left out" if view is not None else "kept for the way back"
     return Plan(
         family=family,
         variant=variant,
@@ -164,11 +160,11 @@ def plan_in(
         parameters=parameters,
         official_arguments=family.official_arguments(variant),
         origin=None if family.is_file else Origin(family, official, variant, unused),
-        read_plain=_reader(checkpoint, low_bits, plain_view is not None),
+        read_plain=_reader(checkpoint, low_bits, to_load),
         not_runnable=family.not_runnable(config),
         notes=[
             *family.head_note(official, variant),
-            *([] if plain_view is None else [fp8.NOTE]),
+            *([view.low_bits.note] if view is not None and view.low_bits.note else []),
             *family.notes(variant),
             *_notes_on(further, kept),
             *([VALUE_HEAD_NOTE] if values else []),
@@ -176,10 +172,12 @@ def plan_in(
     )
 
 
-def _reader(checkpoint: Checkpoint, has_4_bits: bool, has_8_bits: bool) -> Callable[..., dict[str, Tensor]] | None:
+def _reader(
+    checkpoint: Checkpoint, low_bits: LowBitFormat | None, to_load: Mapping[str, Any] | None
+) -> Callable[..., dict[str, Tensor]] | None:
     """What reads a checkpoint for the official class, which cannot read the file itself; None where it can."""
-    if has_4_bits or has_8_bits:
-        return awq.read_plain if has_4_bits else fp8.read_plain
+    if low_bits is not None:
+        return low_bits.read_plain if to_load is None else None
     if checkpoint.wrapper is None or checkpoint.is_file:
         return None
     return lambda opened, dtype: {name: opened.read(name).to(dtype) for name in opened.tensors}
@@ -240,7 +238,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         parameters=parameters,
         official_arguments=arguments,
         files={} if origin is None else _files_of(origin, official),
-        read_plain=awq.read_plain if awq.TRAIT in variant.traits else None,
+        read_plain=None if getattr(config, "linear_bits", None) is None else AWQ.read_plain,
         not_runnable=family.not_runnable(config),
         notes=[*family.notes_on_writing(config), *_further_layers(family, names, layout, unused)],
     )
@@ -282,15 +280,20 @@ def _notes_on(names: Sequence[str], what: str) -> list[str]:
 
 
 def _check_unused(
-    checkpoint: Checkpoint, names: list[str], family: Family, variant: CheckpointVariant, free: Collection[str]
+    folder: Path,
+    read: Callable[[str], Tensor],
+    names: list[str],
+    family: Family,
+    variant: CheckpointVariant,
+    free: Collection[str],
 ) -> None:
     """Refuse tensors that cannot be left out; `free` are layers that no model has, which need not be read."""
     todays = family.spellings(variant).todays
-    read = [name for name in names if name not in free and family.reads_ignored(todays(name))]
-    reasons = {name: family.check_ignored(todays(name), checkpoint.read(name)) for name in read}
+    looked_at = [name for name in names if name not in free and family.reads_ignored(todays(name))]
+    reasons = {name: family.check_ignored(todays(name), read(name)) for name in looked_at}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
-        raise ConversionError(f"{checkpoint.folder}: tensors that cannot be left out:{listed(lines)}")
+        raise ConversionError(f"{folder}: tensors that cannot be left out:{listed(lines)}")
 
 
 def _renamed(group: Group, spellings: Spellings) -> Group:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
 import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
@@ -35,7 +34,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
 
     heads: tuple[HeadKind, ...]
     has_low_bits = False
-    """Whether its linear layers may have 4-bit weights."""
+    """Whether its linear layers may keep 4-bit weights (AWQ): where their matrices are ours, one by one, unturned."""
     counts_padding = False
     """Whether the official class counts padding among the positions, and takes no position ids."""
     padding_by_token = False
@@ -182,9 +181,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
 
     # The tensors.
 
-    def storage(
-        self, variant: CheckpointVariant, config: PretrainedConfig, plain: torch.dtype | None = None
-    ) -> Sequence[Rule]:
+    def storage(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[Rule]:
         """The first step: which tensors of a checkpoint are which of today's official class.
 
         Names are today's (see `spellings`). Tensors that no rule takes are stored as the class has them.
@@ -192,7 +189,6 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         Args:
             variant: of the checkpoint.
             config: ours, for rules that need a size.
-            plain: make plain weights of this dtype of 4-bit ones; None keeps them.
         """
         return ()
 
@@ -206,10 +202,6 @@ class Family(ConfigTranslation, Generic[HeadKind]):
             variant: of the official checkpoint.
             config: ours, for rules that need a size.
         """
-
-    def dequantized(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any] | None:
-        """The entries by which the official class loads low-bit weights that ours makes plain; None: it has none."""
-        return None
 
     def extra_code(self) -> dict[str, Path]:
         """Code that a converted repo carries in addition to the model's: its path in the repo -> ours."""

@@ -265,7 +265,7 @@ class BertLikeFamily(Family[EncoderHead]):
 
     # The tensors.
 
-    def storage(self, variant, config, plain=None):
+    def storage(self, variant, config):
         """See `Family.storage`."""
         if (files := self.in_files) is None:
             return []

@@ -184,7 +184,7 @@ class ConfigTranslation(ABC):
 
     def _settings_from(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any]:
         """The same, of which our config may still refuse some."""
-        head, plain = self.head(variant), self.plain_entries(official, variant)
+        head, plain = self.head(variant), self.plain_entries(official)
         bad = self._unsupported(plain)
         if head.ours.startswith("BlockformerEncoderDecoder") and not plain.get("is_encoder_decoder", True):
             bad.append("is_encoder_decoder")
@@ -283,8 +283,8 @@ class ConfigTranslation(ABC):
         with quiet():
             return self.official_config({})
 
-    def plain_entries(self, official: Mapping[str, Any], variant: CheckpointVariant) -> Mapping[str, Any]:
-        """The entries, except for the quantization that the variant has."""
+    def plain_entries(self, official: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The entries, except for a quantization that ours keeps."""
         return official
 
     def official_config(self, official: Mapping[str, Any]) -> PretrainedConfig:

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 UNTAKEN, TWICE = "tensors that no rule takes", "targets filled twice"
+LACKING = "parts that are missing"
 NO_PLACE = "tensors that the model has no place for"
 CAN_GO = "If the official class does not read them either, remove them from the file."
 
@@ -200,8 +201,7 @@ class RuleTable:
                 filled[name] = shown(next(iter(parts.values())))
             absent = [pattern.fill(values) for slot, pattern in enumerate(sources) if slot not in parts]
             if absent:
-                have, lack = ", ".join(map(shown, parts.values())), ", ".join(map(shown, absent))
-                problems["parts that are missing"].append(f"{have}: needs {lack}")
+                problems[LACKING].append(_lacking(parts.values(), absent))
                 continue
             op = Reversed(rule.op) if reverse else rule.op
             group = _group(op, [parts[slot] for slot in range(len(sources))], names, tensors, problems, rule, dtype)
@@ -212,10 +212,7 @@ class RuleTable:
         if expected is not None:
             _compare(filled, groups, expected, [Pattern(name) for name in optional], problems)
         if problems:
-            kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
-            end = f"\n{CAN_GO}" if UNTAKEN in problems else ""
-            message = "the checkpoint's tensors do not fit the model:" + "".join(kinds) + end
-            raise MisfitError(message, _wrong_shapes(groups, expected or {}))
+            raise MisfitError(_told(problems), _wrong_shapes(groups, expected or {}))
         return groups
 
     @property
@@ -286,6 +283,52 @@ class RuleTable:
             return True
         numbers = dict(zip(pattern.fields, map(int, values), strict=True))
         return numbers.get("layer", 0) < self.layers <= numbers.get("beyond", self.layers)
+
+
+def groups_of(
+    weights: Mapping[str, Sequence[str]],
+    op: Operation,
+    dtypes: Sequence[torch.dtype],
+    dtype: torch.dtype,
+    tensors: Mapping[str, HasHeader],
+) -> list[Group]:
+    """The groups that make weights of their parts, by names without placeholders.
+
+    Args:
+        weights: name -> the names of its parts.
+        op: makes it of them.
+        dtypes: what the parts must be.
+        dtype: of the weight.
+        tensors: name -> header of every tensor of the checkpoint.
+
+    Raises:
+        ConversionError: one error that lists every problem; see `RuleTable.plan`.
+    """
+    problems: dict[str, list[str]] = defaultdict(list)
+    groups = []
+    for weight, parts in weights.items():
+        if absent := [name for name in parts if name not in tensors]:
+            problems[LACKING].append(_lacking([name for name in parts if name in tensors], absent))
+            continue
+        if weight in tensors:
+            problems[TWICE].append(shown(weight))
+        rule = Rule(tuple(parts), weight, op, tuple(dtypes), dtype)
+        group = _group(op, list(parts), (weight,), tensors, problems, rule, None)
+        groups += [] if group is None else [group]
+    if problems:
+        raise MisfitError(_told(problems))
+    return groups
+
+
+def _lacking(have: Iterable[str], lack: Iterable[str]) -> str:
+    return f"{', '.join(map(shown, have))}: needs {', '.join(map(shown, lack))}"
+
+
+def _told(problems: Mapping[str, list[str]]) -> str:
+    """The message that lists all problems."""
+    kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
+    end = f"\n{CAN_GO}" if UNTAKEN in problems else ""
+    return "the checkpoint's tensors do not fit the model:" + "".join(kinds) + end
 
 
 def _with_rest(

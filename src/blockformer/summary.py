@@ -14,8 +14,8 @@ from blockformer.conversion.families.registry import family_of
 from blockformer.conversion.guessing import missing_type
 from blockformer.conversion.options import check_reading, refuse_given
 from blockformer.conversion.plan import architecture_of, our_config
-from blockformer.conversion.storage import fp8
 from blockformer.conversion.storage.awq import PARTS
+from blockformer.conversion.storage.formats import format_of
 
 from .declared_fields import axes_of
 from .files.checkpoint import Checkpoint
@@ -110,9 +110,10 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
         raise ConversionError(f"config.json: num_labels ({labels:,}) must be at most {MOST_LABELS:,} to be shown")
     if is_ours(entries):
         return our_config(entries), []
-    family, plain = family_of(entries), fp8.plain_entries(entries)
-    notes = [fp8.NOTE_ON_PAPER] if fp8.is_told(entries) else []
-    return family.our_config(family.config_from(plain)), [*notes, *family.unused_note(plain)]
+    family, low_bits, notes = family_of(entries), format_of(entries), []
+    if low_bits is not None and not low_bits.may_stay:
+        entries, notes = low_bits.plain_entries(entries), [low_bits.note_on_paper]
+    return family.our_config(family.config_from(entries)), [*notes, *family.unused_note(entries)]
 
 
 def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = "") -> Summary:
