@@ -170,7 +170,7 @@ class BartFamily(EncoderDecoderFamily):
         padding_by_token: see `Family`.
     """
 
-    words = EncoderDecoderFamily.words | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
+    own_traits = EncoderDecoderFamily.own_traits | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operat
 from ..rules.table import Rule, RuleTable
 from ..storage import awq
 from ..storage.low_bits import FIELD, without
-from ..storage.spelling import Prefix, Spelling, Spellings
+from ..storage.spelling import Alternative, Prefix, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
 from .base import HEAD_ONLY, Family
@@ -130,8 +130,6 @@ class DecoderFamily(Family[Head]):
         settings: further arguments of `ConfigTranslation`.
     """
 
-    words = Family.words | {PREFIX, NO_PREFIX}
-
     topology = "decoder"
 
     def __init__(
@@ -205,9 +203,7 @@ class DecoderFamily(Family[Head]):
     def variant_of(self, official, names: Collection[str] | None = None, read=None):
         """See `Family.variant_of`. Without `architectures` the tensors tell."""
         head = self.find_head(official, names)
-        bare = tuple(self.bare_root + name for name in self.inner)
-        trait, other = (PREFIX, (self.root,)) if head.bare else (NO_PREFIX, bare)
-        traits = frozenset([trait] if any(name.startswith(other) for name in names or ()) else [])
+        traits = self.shown_alternatives(head, names or ())
         if names is not None and not head.bare:
             todays = self.spellings(CheckpointVariant(head.official, traits)).todays
             traits |= self.traits_of_ties(head, official, set(map(todays, names)))
@@ -229,15 +225,12 @@ class DecoderFamily(Family[Head]):
             variant = CheckpointVariant(variant.head, earlier.traits & fits)
         return variant
 
-    def spellings(self, variant):
-        """See `Family.spellings`."""
-        last = [*self.own_spellings, *self.spellings_of_ties(variant)]
-        if PREFIX in variant.traits:
-            return Spellings([Prefix(in_file=self.root, in_class=self.bare_root, inner=self.inner), *last])
-        if NO_PREFIX in variant.traits:
-            root = self.head(variant).root
-            return Spellings([Prefix(in_file=self.bare_root, in_class=root, inner=self.inner), *last])
-        return Spellings(last)
+    def alternatives(self, head):
+        """See `Family.alternatives`."""
+        if head.bare:
+            return [[Alternative(PREFIX, Prefix(self.root, self.bare_root, self.inner), starts=(self.root,))]]
+        bare = tuple(self.bare_root + name for name in self.inner)
+        return [[Alternative(NO_PREFIX, Prefix(self.bare_root, head.root, self.inner), starts=bare)]]
 
     def embeddings_names(self, head, traits):
         """See `Family.embeddings_names`."""

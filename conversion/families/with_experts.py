@@ -52,7 +52,7 @@ class ExpertsFamily(DecoderFamily):
         settings: the arguments of `DecoderFamily`.
     """
 
-    words = DecoderFamily.words | {STACKED}
+    own_traits = frozenset({STACKED})
 
     def __init__(
         self,
