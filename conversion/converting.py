@@ -68,7 +68,7 @@ def convert(
 
     Peak memory is the largest group of tensors that are changed together, as they are read and as they are made, plus
     a constant; what is only renamed, cast or compared goes by in parts of 1 MiB. `verify` adds one whole model at a
-    time, if it fits.
+    time if it fits, or two small ones.
 
     Args:
         src: a folder or Hub id, in an official layout (with `to_official`, in ours); or a weight file, with `config`.

@@ -1,4 +1,7 @@
-"""The plan of a conversion in either direction, made from only the config and the tensor headers."""
+"""The plan of a conversion in either direction, made of the config and the tensor headers.
+
+Tensors are read where a family's variant depends on values, or where one that is left out must have certain ones.
+"""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -43,7 +46,7 @@ from .storage.variant import CheckpointVariant
 
 @dataclass
 class Plan:
-    """A planned conversion, worked out from only the config and the headers.
+    """A planned conversion.
 
     Attributes:
         family: the official family.

@@ -1,6 +1,6 @@
 """A family: how one kind of official checkpoint is named and stored, and how its tensors map to ours.
 
-Configs are in `translation.py`; the building blocks of both are in `fields.py`.
+Configs are in `translation.py`; values that need more than a new name are in `values/`.
 """
 
 from abc import abstractmethod

@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 
 class Operation(Protocol):
-    """A change of tensors that can be undone bit for bit. It maps shapes too, so planning needs no data."""
+    """A change of tensors that can be undone bit for bit, or is `OneWay`. It maps shapes too, without any data."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Official tensors -> ours."""
@@ -27,6 +27,26 @@ class Operation(Protocol):
 
     def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """The shapes after `inverse`. Raises `ConversionError` if it does not apply."""
+
+
+class OneWay:
+    """An operation that cannot be undone: of weights that lose bits, and in plans, which run in one direction."""
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """There is none.
+
+        Raises:
+            ConversionError: always.
+        """
+        raise ConversionError(f"{type(self).__name__} has no way back")
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """There are none.
+
+        Raises:
+            ConversionError: always.
+        """
+        raise ConversionError(f"{type(self).__name__} has no way back")
 
 
 @dataclass(frozen=True)

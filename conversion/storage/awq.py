@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 from blockformer.files.errors import ConversionError, listed
 from blockformer.model.awq_linear import dequantize
 
-from ..rules.operations import Shape
+from ..rules.operations import OneWay, Shape
 from ..rules.table import Rule, groups_of
 from .low_bits import FIELD, LowBitFormat, lower, told, wrong_entries
 
@@ -72,16 +72,13 @@ def entries_for(config: PretrainedConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Dequantize:
+class Dequantize(OneWay):
     """`qweight`, `qzeros`, `scales` -> the weight [N, K] that they stand for; there is no way back."""
 
     dtype: torch.dtype
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [plain_weight(*tensors).to(self.dtype)]
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        raise ConversionError("plain weights do not become weights of 4 bits")
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         words, zeros, scales = shapes
@@ -93,9 +90,6 @@ class Dequantize:
         if inputs % groups or tuple(zeros) != (groups, words[1]) or scales[1] != outputs:
             raise ConversionError(f"{', '.join(lines)} do not fit together")
         return [(outputs, inputs)]
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        raise ConversionError("plain weights do not become weights of 4 bits")
 
 
 def plain_weight(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from blockformer.files.errors import ConversionError, listed, shown
 
-from ..rules.operations import Shape
+from ..rules.operations import OneWay, Shape
 from ..rules.table import Group, Target
 from .low_bits import FIELD, LowBitFormat, without, wrong_entries
 
@@ -35,7 +35,7 @@ _FREE = ("dequantize", "modules_to_not_convert")  # the tensors say which weight
 
 
 @dataclass(frozen=True)
-class Fp8:
+class Fp8(OneWay):
     """Pairs of a weight [N, K] and its factors [N / 128, K / 128], rounded up -> weights in bfloat16; no way back."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -52,12 +52,6 @@ class Fp8:
                 told = f"a weight {list(weight)} and factors {list(scales)}"
                 raise ConversionError(f"{told} are not FP8 weights in blocks of {BLOCK} x {BLOCK}")
         return [tuple(shape) for shape in shapes[::2]]
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        raise ConversionError("plain weights do not become FP8 weights")
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        raise ConversionError("plain weights do not become FP8 weights")
 
 
 class _Fp8(LowBitFormat):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blockformer.files.errors import ConversionError, shown
 
-from ..rules.operations import Chain, Shape, Transpose
+from ..rules.operations import Chain, OneWay, Shape, Transpose
 from ..rules.table import groups_of
 from .low_bits import FIELD, LowBitFormat
 
@@ -20,7 +20,7 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
-class Mxfp4:
+class Mxfp4(OneWay):
     """Blocks uint8 [E, rows, n, 16] and scales uint8 [E, rows, n] -> bfloat16 [E, rows, 32 n]; there is no way back.
 
     A byte holds two numbers, the lower bits the first; a scale is an exponent of 2, less 127.
@@ -40,12 +40,6 @@ class Mxfp4:
         if len(blocks) != 4 or blocks[3] != 16 or tuple(blocks[:3]) != tuple(scales):
             raise ConversionError(f"blocks {list(blocks)} and scales {list(scales)} are not MXFP4 weights")
         return [(*blocks[:2], blocks[2] * 32)]
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        raise ConversionError("plain weights do not become MXFP4 weights")
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        raise ConversionError("plain weights do not become MXFP4 weights")
 
 
 class _Mxfp4(LowBitFormat):

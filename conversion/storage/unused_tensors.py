@@ -15,13 +15,14 @@ from blockformer.files.errors import ConversionError, shown
 from blockformer.files.regular import open_regular
 from blockformer.files.safetensors_io import SafetensorsWriter, TensorInfo, read_header, read_tensor
 
+from ..rules.operations import OneWay
 from ..rules.table import Group, Target
 
 UNUSED_FILE = "conversion/unused.safetensors"
 
 
 @dataclass(frozen=True)
-class _Read:
+class _Read(OneWay):
     """The operation that reads an unused tensor from its file."""
 
     info: TensorInfo
@@ -30,14 +31,8 @@ class _Read:
         with open_regular(self.info.file) as file:
             return [read_tensor(file, self.info)]
 
-    def inverse(self, tensors) -> list[Tensor]:
-        raise NotImplementedError
-
     def forward_shapes(self, shapes) -> list[tuple[int, ...]]:
         return [tuple(self.info.shape)]
-
-    def inverse_shapes(self, shapes) -> list[tuple[int, ...]]:
-        return []
 
 
 def write_unused(checkpoint: Checkpoint, names: list[str], target: Path) -> None:

@@ -13,7 +13,7 @@ from blockformer.conversion.families import with_experts
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.rules.patterns import Pattern
 from blockformer.conversion.rules.table import Rule, RuleTable
-from blockformer.conversion.storage.experts import Stack
+from blockformer.conversion.storage.experts import StackExperts
 from blockformer.summary import summarize
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_class, stored
@@ -188,7 +188,7 @@ def test_a_table_leaves_out_the_layers_that_it_is_told_to():
 
 
 def test_stacking_refuses_what_does_not_fit():
-    op = Stack(experts=2, parts=2)
+    op = StackExperts(experts=2, parts=2)
     matrices = [torch.randn(3, 4) for _ in range(4)]
     (stacked,) = op.forward(matrices)
     assert stacked.shape == (2, 6, 4)
@@ -203,7 +203,7 @@ def test_stacking_refuses_what_does_not_fit():
 def test_names_of_thousands_of_experts_are_found_in_linear_time(monkeypatch):
     """Each name is tried with the patterns that differ from it in numbers alone, not with those of every expert."""
     sources = tuple(f"layers.{{layer}}.experts.{i}.up.weight" for i in range(128))
-    table = RuleTable([Rule(sources, "layers.{layer}.experts.up", Stack(128, 1))])
+    table = RuleTable([Rule(sources, "layers.{layer}.experts.up", StackExperts(128, 1))])
     names = [source.format(layer=layer) for source in sources for layer in range(48)]
     tried, match = [], Pattern.match
     monkeypatch.setattr(Pattern, "match", lambda self, name: tried.append(name) or match(self, name))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import pickled
 from .config_file import check_bounds, check_tensors, is_ours, read_config
-from .earlier_names import todays
+from .earlier_names import present_name
 from .errors import CheckpointError, listed, memory_errors, shown
 from .json_files import read_json
 from .model_place import AROUND, model_elsewhere
@@ -134,7 +134,7 @@ class Checkpoint:
         placement = self.config.get("norm_placement", "pre")
         found: dict[str, TensorInfo] = {}
         for info in self.tensors.values():
-            other = found.setdefault(todays(info.name, placement), info)
+            other = found.setdefault(present_name(info.name, placement), info)
             if other is not info:
                 names = f"{shown(other.name)} and {shown(info.name)}"
                 raise CheckpointError(f"{self.folder}: {names} are the old and the new name of one weight; remove one")

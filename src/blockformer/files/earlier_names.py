@@ -33,9 +33,9 @@ def key_mapping(config) -> dict[str, str]:
 
 def renamed(state_dict: Mapping, config) -> dict:
     """A state dict under today's names."""
-    return {todays(name, config.norm_placement): tensor for name, tensor in state_dict.items()}
+    return {present_name(name, config.norm_placement): tensor for name, tensor in state_dict.items()}
 
 
-def todays(name: str, norm_placement: object) -> str:
+def present_name(name: str, norm_placement: object) -> str:
     """A weight's name today."""
     return _ANY.sub(lambda found: _NORMS[found[0]].format(placement=norm_placement), name)

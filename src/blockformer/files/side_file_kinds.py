@@ -95,10 +95,3 @@ def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
             raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
         source.seek(0)
         shutil.copyfileobj(source, copy)
-
-
-def copy_store(checkpoint: Checkpoint, names: Iterable[str], target: Path) -> None:
-    """Copy what a repo of ours keeps of its source into another one."""
-    for name in names:
-        if name.startswith(f"{STORE}/"):
-            copy_file(checkpoint, name, target / name)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ..files.atomic import MARK, states_of
 from ..files.config_file import read_config
-from ..files.earlier_names import are_earlier, todays
+from ..files.earlier_names import are_earlier, present_name
 from ..files.errors import ConversionError, shown
 from ..files.json_files import json_text, read_json
 from ..files.new_repo import RepoOptions
@@ -209,7 +209,7 @@ def _rename_weights(folder: Path, config: BlockformerConfig, repo: str | PathLik
             if any(folder.glob("optimizer*")):
                 what = "a Trainer checkpoint of before 0.1, whose optimizer numbers the weights in another order"
                 raise ConversionError(f"{repo}: {what}: `blockformer export` makes a repo of its weights")
-            tensors = {todays(name, placement): tensor for name, tensor in load_file(path).items()}
+            tensors = {present_name(name, placement): tensor for name, tensor in load_file(path).items()}
             mode = stat.S_IMODE(path.stat().st_mode)
             path.unlink()
             save_file(tensors, path, metadata)
@@ -218,5 +218,5 @@ def _rename_weights(folder: Path, config: BlockformerConfig, repo: str | PathLik
         index = read_json(path)
         places = index.get("weight_map", {})
         if are_earlier(places):
-            index["weight_map"] = {todays(name, placement): file for name, file in places.items()}
+            index["weight_map"] = {present_name(name, placement): file for name, file in places.items()}
             _write(path, json_text(index))
