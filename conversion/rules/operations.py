@@ -33,7 +33,7 @@ class OneWay:
     """An operation that cannot be undone: of weights that lose bits, and in plans, which run in one direction."""
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """There is none.
+        """Refuse.
 
         Raises:
             ConversionError: always.
@@ -41,7 +41,7 @@ class OneWay:
         raise ConversionError(f"{type(self).__name__} has no way back")
 
     def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """There are none.
+        """Refuse.
 
         Raises:
             ConversionError: always.
