@@ -4,7 +4,6 @@ A rule says which tensors of the official layout make which tensors of ours, and
 hold numbered placeholders: `model.layers.{layer}.mlp.up_proj.weight` stands for every layer.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from blockformer.files.errors import ConversionError, MisfitError, listed, shown
 from blockformer.files.safetensors_io import HasHeader
 
 from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose
-from .patterns import Pattern, Places, tuple_of
+from .patterns import Pattern, Places, nothing_matched, tuple_of
 from .ties import check_tied
 
 __all__ = [
@@ -188,7 +187,7 @@ class RuleTable:
             problems.pop(UNTAKEN, None)
             problems.pop(NO_PLACE, None)
         elif not found:
-            raise ConversionError(_nothing_matched(tensors, [sources for sources, _ in sides]))
+            raise ConversionError(nothing_matched(tensors, [sources for sources, _ in sides]))
         filled: dict[str, str] = {}
         groups = []
         for (index, values), parts in found.items():
@@ -421,24 +420,3 @@ def _compare(
     for name in expected:
         if name not in filled and not any(pattern.match(name) is not None for pattern in optional):
             problems["tensors of the model that nothing fills"].append(shown(name))
-
-
-def _nothing_matched(tensors: Iterable[str], sources: list[list[Pattern]]) -> str:
-    """The message for a checkpoint in which no name matches any rule."""
-    names = list(tensors)
-    patterns = [pattern for side in sources for pattern in side]
-    if not names:
-        return "the checkpoint holds no tensors"
-    message = f"no tensor name matches: the checkpoint has names like {shown(names[0])}"
-    if patterns:
-        message += f", the rules expect names like {shown(patterns[0].text)}"
-    for name in names[:100]:
-        heads = [name[: found.end()] for found in re.finditer(r"\.", name[:200])]
-        for pattern in patterns:
-            for head in heads:
-                if pattern.match(name[len(head) :]) is not None:
-                    return f"{message}; they match without the prefix {shown(head)}: rename them and try again"
-            first = pattern.text.partition(".")[0] + "."
-            if pattern.match(first + name) is not None:
-                return f"{message}; they match with the prefix {shown(first)}: save the whole model, not its inner part"
-    return f"{message}; is this another family? Check model_type in config.json, or name the family"
