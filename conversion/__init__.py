@@ -3,12 +3,13 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from .errors import CheckpointError, ConversionError
+from blockformer.files.errors import CheckpointError, ConversionError
 
 if TYPE_CHECKING:
+    from blockformer.files.checkpoint import Checkpoint, TensorInfo
+
     from .converting import convert, from_official
     from .exporting import export_folder
-    from .files.checkpoint import Checkpoint, TensorInfo
     from .report import ConversionReport
 
 __all__ = [

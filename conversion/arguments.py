@@ -7,13 +7,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .errors import ConversionError, shown
+from blockformer.files.atomic import check_target
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.names import WEIGHT_FILES
+from blockformer.files.new_repo import RepoOptions
+from blockformer.files.progress import Progress, silent
+from blockformer.files.sources import Source, folder_of, locate, weight_file
+
 from .families.index import ARTICLES, NAMES
-from .files.atomic import check_target
-from .files.names import WEIGHT_FILES
-from .files.sizes import parse_size
-from .files.sources import Source, folder_of, locate, weight_file
-from .options import check_flag, check_reading, refuse_given
+from .options import check_reading, refuse_given
 
 FAMILIES = sorted(NAMES)
 """The names of the official families."""
@@ -39,26 +41,30 @@ def check_conversion(
     max_shard_size: int | str = "5GB",
     force: bool = False,
     strict_finite: bool = False,
+    progress: Progress | None = None,
+    sign: str | PathLike[str] | None = None,
     verify: bool | str = "auto",
     shape: Mapping[str, Any] | None = None,
     **reading: Any,
-) -> None:
+) -> RepoOptions:
     """Check the arguments of `convert`, `convert_reshaped` or `export_folder`.
 
     Args:
         src, dst: the source and the folder to make.
         function: which of them.
-        to_official, family, config, dtype, dequantize, max_shard_size, force, strict_finite, verify: as it has them.
+        to_official, family, config, dtype, dequantize, max_shard_size, force, strict_finite, progress, sign, verify: as
+            it has them.
         shape: the arguments of a new shape (`FLAGS`) that are given; None for a conversion that keeps it.
         reading: all its other options.
+
+    Returns:
+        How the repo is written.
 
     Raises:
         ConversionError: one is wrong, or they contradict each other.
     """
     check_reading(function, reading)
-    check_flag("force", force)
-    check_flag("strict_finite", strict_finite)
-    parse_size(max_shard_size)
+    options = RepoOptions(max_shard_size, force, strict_finite, sign, progress or silent)
     verification(verify)
     dtype_name(dtype if dequantize is None else dequantize)
     if dequantize is not None and (to_official or dtype is not None):
@@ -71,6 +77,7 @@ def check_conversion(
         _check_shape(shape, to_official=to_official, dequantize=dequantize, config=config, verify=verify)
     check_source(src, family, config, to_official, **reading)
     check_target(dst, force, [path for path in (src, config) if path is not None and os.path.exists(path)])
+    return options
 
 
 def _check_shape(shape: Mapping[str, Any], **options: Any) -> None:
@@ -199,4 +206,9 @@ def find_source(
         ConversionError: there is no such source, or the other arguments do not suit it.
     """
     check_source(source, family, config, to_official, **reading)
+    return located(source, config, **reading)
+
+
+def located(source: str | PathLike[str], config: str | PathLike[str] | None, **reading: Any) -> Source:
+    """The same for arguments that are checked already."""
     return weight_file(source, config) if config is not None else locate(source, **reading)

@@ -1,50 +1,45 @@
 """Convert a checkpoint, either way: plan from the headers, write tensor by tensor, verify, publish in one step."""
 
-import time
+import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
-from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from blockformer.publishing import copy_code, write_card
+from blockformer.files.checkpoint import Checkpoint, opened
+from blockformer.files.config_file import is_ours, read_config
+from blockformer.files.errors import listed, shown
+from blockformer.files.finite import nonfinite
+from blockformer.files.generation_settings import settings_in
+from blockformer.files.model_place import put_into_its_folder
+from blockformer.files.names import WEIGHTS
+from blockformer.files.progress import Progress
+from blockformer.files.returning import return_side_files
+from blockformer.files.side_files import SideFiles, refuse_adapters
+from blockformer.files.sources import Reading, Source
+from blockformer.publishing.repo_code import release_code
+from blockformer.publishing.write_repo import write_repo
 
-from .arguments import check_conversion, find_source, verification
-from .errors import listed, shown
-from .files.checkpoint import Checkpoint
-from .files.config_file import is_ours, read_config
-from .files.finite import nonfinite
-from .files.front_matter import front_matter
-from .files.generation_settings import settings_in
-from .files.model_place import put_into_its_folder
-from .files.names import WEIGHTS
-from .files.new_repo import new_repo
-from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.returning import return_side_files
-from .files.side_file_kinds import digest
-from .files.side_files import SideFiles, carry_side_files, name_the_rest, refuse_adapters
-from .files.sources import Source
-from .files.tokenizers import compare_tokenizers, has_tokenizer
-from .files.unused_tensors import UNUSED_FILE, write_unused
+from .arguments import check_conversion, find_source, located, verification
 from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
 from .offload import check_device_map, removed_on_failure, written_weights
-from .options import Reading, sorted_options
+from .options import sorted_options
 from .origin import ORIGIN
 from .other_entries import note_on_unused
 from .plan import Plan, parse_dtype, plan_out
-from .progress import Progress, silent
-from .release_code import release_code
 from .remedies import plan_official
 from .report import ConversionReport
-from .rules.table import check_tied
-from .storage.awq import low_bit_weights, without
+from .storage.awq import low_bit_weights
+from .storage.low_bits import without
+from .storage.unused_tensors import UNUSED_FILE, write_unused
 from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
+from .writing import AroundWeights, CheckpointWeights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -73,7 +68,7 @@ def convert(
 
     Peak memory is the largest group of tensors that are changed together, as they are read and as they are made, plus
     a constant; what is only renamed, cast or compared goes by in parts of 1 MiB. `verify` adds one whole model at a
-    time, if it fits.
+    time if it fits, or two small ones.
 
     Args:
         src: a folder or Hub id, in an official layout (with `to_official`, in ours); or a weight file, with `config`.
@@ -97,9 +92,7 @@ def convert(
     Raises:
         ConversionError: the source cannot be converted, or the target cannot be made. Nothing is left behind then.
     """
-    start = time.monotonic()
-    report_progress = progress or silent
-    check_conversion(
+    options = check_conversion(
         src,
         dst,
         to_official=to_official,
@@ -110,109 +103,82 @@ def convert(
         max_shard_size=max_shard_size,
         force=force,
         strict_finite=strict_finite,
+        progress=progress,
         verify=verify,
         **reading,
     )
+    report = ConversionReport(os.fspath(src), Path(dst), to_official=to_official)
     cast = parse_dtype(dtype if dequantize is None else dequantize)
-    report_progress("looking at the source", 0, 0)
-    place = find_source(src, family, config, to_official, **reading)
+    options.progress("looking at the source", 0, 0)
+    place = located(src, config, **reading)
     refuse_adapters(place.path)
-    with memory_errors(), opened(place) as (checkpoint, notes):
+    with opened(place) as (checkpoint, notes):
         if to_official:
             plan = plan_out(checkpoint, family, cast)
         else:
             plan = plan_official(checkpoint, family, cast, dequantize is not None)
-        report = _report_on(plan, checkpoint, place.title(src), Path(dst), notes)
-        with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as folder:
-            _check_tied(checkpoint, plan)
-            report.notes += write_weights(
-                checkpoint, plan.groups, folder, max_shard_size, strict_finite, report_progress
-            )
-            (folder / "config.json").write_text(plan.config_json, encoding="utf-8")
-            write_rest = _write_rest_of_official if to_official else _write_rest_of_ours
-            side = write_rest(plan, checkpoint, place, folder)
-            report.notes += [*side.notes, *side.lines]
-            report.left_out = side.left_out
-            level = verification(verify)
+        report.source, report.family = place.title(src), plan.family.name
+        report.notes += [
+            *notes,
+            *([] if to_official else _notes_on(checkpoint.config, plan)),
+            *plan.notes,
+            *dtype_note(plan.target_config, plan.dtype),
+        ]
+        around = AroundWeights(checkpoint, place, report)
+        level = verification(verify)
+        quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
+
+        def fill(folder: Path) -> None:
+            side = (_fill_official if to_official else _fill_ours)(plan, around, folder)
             if level != "none":
-                quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
-                _compare(plan, place, folder, report, side, report_progress, quick)
-            report.has_tokenizer = plan.family.is_file or has_tokenizer(place.path)
+                _compare(plan, around, side, folder, options.progress, quick)
             if inner := plan.files.get("inner"):
                 put_into_its_folder(folder, inner, plan.files.get("around", ()))
             if not to_official:
-                _write_card(folder, plan, checkpoint, place.hub_id, report)
-            report_progress("putting the folder into place", 0, 0)
-    report.seconds = time.monotonic() - start
+                _write_card(folder, plan, around)
+
+        write_repo(CheckpointWeights(checkpoint, plan.groups, plan.tied, place.files), dst, options, fill, report)
     return report
 
 
-def _report_on(plan: Plan, checkpoint: Checkpoint, source: str, target: Path, notes: list[str]) -> ConversionReport:
-    """The report of a planned conversion: what it will write, and what the user should know of the source."""
-    return ConversionReport(
-        source,
-        target,
-        plan.family.name,
-        plan.to_official,
-        tensors=sum(len(group.targets) for group in plan.groups),
-        nbytes=sum(plan.sizes.values()),
-        dtypes=[str(kind).removeprefix("torch.") for kind in plan.sizes],
-        notes=[
-            *notes,
-            *([] if plan.to_official else _notes_on(checkpoint.config, plan)),
-            *plan.notes,
-            *dtype_note(plan.target_config, plan.dtype),
-        ],
-    )
-
-
-def _write_rest_of_official(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
-    """Write what an official checkpoint holds next to its weights and config."""
-    unmissed = {*release_code(checkpoint.folder, plan.source_config), *([ORIGIN] if plan.files else [])}
+def _fill_official(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles:
+    """Write the settings of an official checkpoint, and what it holds next to its weights."""
+    (folder / "config.json").write_text(plan.config_json, encoding="utf-8")
+    unmissed = {*release_code(around.checkpoint.folder, plan.source_config), *([ORIGIN] if plan.files else [])}
     if any(not group.sources for group in plan.groups):  # the tensors that no model uses are written
         unmissed |= {UNUSED_FILE}
-    return return_side_files(checkpoint, place.names, folder, plan.files, unmissed)
-
-
-def _write_rest_of_ours(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
-    """Write the files of a repo of ours next to its weights and config, except for the card."""
-    side = carry_side_files(checkpoint, place.names, folder)
-    copy_code(folder, plan.target_config)
-    for name, path in plan.family.extra_code().items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(path.read_bytes())
-    generation_file = write_generation_config(checkpoint, folder, _entries(plan, checkpoint), plan.target_config)
-    if generation_file is not None:
-        side.written[generation_file] = digest(folder / generation_file)
-    side.is_recorded = plan.origin is not None
-    name_the_rest(checkpoint, place.names, folder, side)
-    if plan.origin is not None:
-        origin = replace(plan.origin, files=side.record)
-        (folder / ORIGIN).write_text(origin.text(), encoding="utf-8")
-        write_unused(checkpoint, plan.origin.unused, folder)
+    side = return_side_files(around.checkpoint, around.place.names, folder, plan.files, unmissed)
+    around.tell(side)
     return side
 
 
+def _fill_ours(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles:
+    """Write the files of a repo of ours around its weights, except for the card."""
+
+    def record(side: SideFiles) -> None:
+        assert plan.origin is not None
+        origin = replace(plan.origin, files=side.record)
+        (folder / ORIGIN).write_text(origin.text(), encoding="utf-8")
+        write_unused(around.checkpoint, origin.unused, folder)
+
+    entries, code = _entries(plan, around.checkpoint), plan.family.extra_code()
+    return around.fill(folder, plan.target_config, entries, code, record=record if plan.origin is not None else None)
+
+
 def _compare(
-    plan: Plan,
-    source: Source,
-    folder: Path,
-    report: ConversionReport,
-    side: SideFiles,
-    report_progress: Progress,
-    quick: bool,
+    plan: Plan, around: AroundWeights, side: SideFiles, folder: Path, report_progress: Progress, quick: bool
 ) -> None:
     """Compare models and tokenizers of both sides, and report it.
 
     Raises:
         ConversionError: they differ.
     """
-    report.parity = _verify(plan, source, folder, report_progress, quick)
+    report = around.report
+    report.parity = _verify(plan, around.place, folder, report_progress, quick)
     report.notes += [] if report.not_verified else report.parity.notes
     if quick and report.parity.measured:
         report.notes.append("compared on one text only (quick); a full comparison takes longer")
-    found = compare_tokenizers(side.tokenizer, folder)
-    report.notes += [found] if found else []
+    around.compare_tokenizers(side, folder)
     if report.not_verified:
         report.notes.append(f"not verified: {report.not_verified}")
 
@@ -280,13 +246,13 @@ def from_official(
         entries = read_config(place.path / "config.json")
         if is_ours(entries):
             return load_ours(place, entries, cast, fields, **loading)
-    with memory_errors(), opened(place) as (checkpoint, notes):
+    with opened(place) as (checkpoint, notes):
         plan = plan_official(checkpoint, family, cast)
         target = with_fields(plan.target_config, fields)
         notes += [*plan.notes, *dtype_note(target, plan.dtype)]
         notes += plan.family.unused_note(checkpoint.config, only_misspelt=True)
         check_device_map(loading.get("device_map"))
-        _check_tied(checkpoint, plan)
+        CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
         generation = settings_in(checkpoint, _entries(plan, checkpoint), plan.target_config)
         weights, stored, bad = None, None, []
         if loading.get("offload_folder") is None:
@@ -303,18 +269,6 @@ def from_official(
         for note in notes:
             warnings.warn(f"{src}: {note}", stacklevel=2)
         return load(plan.target_class, stored, target, fields, loading, generation)
-
-
-def _check_tied(checkpoint: Checkpoint, plan: Plan) -> None:
-    makers = {target.name: (group, target) for group in plan.groups for target in group.targets}
-
-    def parts(name: str) -> Iterator[Tensor]:
-        group, target = makers[name]
-        if not group.is_copy:
-            return iter([dict(group.apply(checkpoint.read))[name]])
-        return (part.to(target.dtype) for part in checkpoint.parts(group.sources[0]))
-
-    check_tied(parts, plan.tied)
 
 
 def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -380,8 +334,9 @@ def _rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = 
     return model
 
 
-def _write_card(folder: Path, plan: Plan, checkpoint: Checkpoint, hub_id: str | None, report: ConversionReport) -> None:
-    source = checkpoint.around or checkpoint.folder
+def _write_card(folder: Path, plan: Plan, around: AroundWeights) -> None:
+    report, hub_id = around.report, around.place.hub_id
+    source = around.place.around or around.place.path
     kind = "file" if plan.family.is_file else "folder"
     name = f"`{hub_id}`" if hub_id else f"the {kind} `{source.resolve().name}`"
     low = " The linear maps of its layers keep their 4-bit weights; no other package is needed to run them."
@@ -392,16 +347,13 @@ def _write_card(folder: Path, plan: Plan, checkpoint: Checkpoint, hub_id: str | 
     nothing = f"{notes[:1].upper()}{notes[1:]}." if notes else "Not compared: the conversion ran without verification."
     if report.not_verified:
         nothing = f"**Not verified:** {report.not_verified}."
-    write_card(
+    around.write_card(
         folder,
         plan.target_config,
+        plan.parameters,
         origin=f"Converted by Blockformer from {name}, a checkpoint of the `{plan.family.name}` family ({dtypes})."
         + (low if getattr(plan.target_config, "linear_bits", None) else ""),
-        base_model=hub_id,
-        front={} if plan.family.is_file else front_matter(checkpoint),
         parity=parity if report.parity is not None and not report.not_verified else nothing,
-        parameters=plan.parameters,
-        left_out=report.left_out,
     )
 
 

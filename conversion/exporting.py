@@ -1,39 +1,32 @@
 """Turn a folder in our layout into a self-contained repo."""
 
 import os
-import shutil
-import time
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blockformer.publishing import copy_code, signing, write_card
+from blockformer.files.checkpoint import Checkpoint, opened
+from blockformer.files.config_file import is_ours
+from blockformer.files.errors import ConversionError
+from blockformer.files.json_files import read_json
+from blockformer.files.progress import Progress
+from blockformer.files.quantized import refuse_quantized
+from blockformer.files.side_file_kinds import STORE
+from blockformer.files.side_files import refuse_adapters
+from blockformer.files.sources import Reading, Source, locate
+from blockformer.model_classes import MODELS
+from blockformer.publishing import signing
+from blockformer.publishing.repo_code import release_code
+from blockformer.publishing.write_repo import write_repo
 
 from .arguments import check_conversion
-from .errors import ConversionError
-from .files.config_file import is_ours
-from .files.front_matter import front_matter
-from .files.json_files import json_text, read_json
-from .files.new_repo import new_repo
-from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_file_kinds import copy_store
-from .files.side_files import carry_side_files, name_the_rest, refuse_adapters
-from .files.sources import locate
-from .files.unused_tensors import UNUSED_FILE
 from .into_memory import dtype_note, dtype_of_file
 from .model_tensors import by_sources, expected_tensors, identity_rules, stored_pairs, unread_pooler, with_sources
-from .options import Reading
 from .origin import ORIGIN
-from .plan import (
-    architecture_of,
-    bytes_by_dtype,
-    our_config,
-)
-from .progress import Progress, silent
-from .release_code import release_code
+from .plan import architecture_of, our_config
 from .report import ConversionReport
-from .rules.table import check_tied
-from .storage.quantized import refuse_quantized
+from .storage.unused_tensors import UNUSED_FILE
+from .writing import AroundWeights, CheckpointWeights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,57 +58,47 @@ def export_folder(
     Raises:
         ConversionError: see `convert`.
     """
-    import blockformer
-
-    start = time.monotonic()
-    report_progress = progress or silent
     own: dict[str, Any] = {"max_shard_size": max_shard_size, "force": force, "strict_finite": strict_finite}
-    check_conversion(src, dst, function="export_folder", **own, **reading)
+    options = check_conversion(src, dst, function="export_folder", progress=progress, sign=sign, **own, **reading)
+    report = ConversionReport(os.fspath(src), Path(dst))
     if sign is not None:
         signing.check_key(sign)
     place = locate(src, **reading)
-    folder = place.path
-    refuse_adapters(folder)
-    with memory_errors(), opened(place) as (checkpoint, notes):
+    refuse_adapters(place.path)
+    with opened(place) as (checkpoint, notes):
         if not is_ours(checkpoint.config):
-            raise ConversionError(f"{folder}: not a model of Blockformer; `blockformer convert` makes a repo of it")
+            raise ConversionError(f"{place.path}: not a model of Blockformer; `blockformer convert` makes a repo of it")
         refuse_quantized(checkpoint.config, checkpoint.tensors)
         config = our_config(checkpoint.config)
-        model_class = getattr(blockformer, architecture_of(config))
+        model_class = MODELS[architecture_of(config)]
         shapes, tied, parameters = expected_tensors(model_class, config)
         pooler = unread_pooler(model_class, config)
         shapes |= pooler
         names = by_sources(checkpoint.tensors, tied)
         headers = {name: checkpoint.tensors[own] for name, own in names.items()}
         groups = with_sources(identity_rules(shapes).plan(headers, shapes, optional=[*tied, *pooler]), names)
-        notes += dtype_note(config, dtype_of_file(checkpoint))
-        report = ConversionReport(place.title(src), Path(dst), "", False, notes=notes)
-        sizes = bytes_by_dtype(groups)
-        report.tensors, report.nbytes = len(groups), sum(sizes.values())
-        report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
-        with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as temporary:
-            check_tied(lambda name: checkpoint.parts(names[name]), stored_pairs(tied, groups))
-            report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, report_progress)
-            (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
-            side = carry_side_files(checkpoint, place.names, temporary)
-            copy_code(temporary, config)
-            for name, path in release_code(folder, config).items():
-                if not (temporary / name).exists():  # code that not every repo has
-                    (temporary / name).parent.mkdir(exist_ok=True)
-                    shutil.copyfile(path, temporary / name)
-            write_generation_config(checkpoint, temporary, checkpoint.config, config)
-            if os.path.lexists(folder / ORIGIN):
-                text = json_text(read_json(checkpoint.member(ORIGIN)))
-                (temporary / ORIGIN).write_text(text, encoding="utf-8")
-                copy_store(checkpoint, place.names, temporary)
-                if os.path.lexists(folder / UNUSED_FILE):
-                    (temporary / UNUSED_FILE).parent.mkdir(exist_ok=True)
-                    shutil.copyfile(checkpoint.member(UNUSED_FILE), temporary / UNUSED_FILE)
-            name_the_rest(checkpoint, place.names, temporary, side, [ORIGIN] if (temporary / ORIGIN).exists() else [])
-            report.notes += [*side.notes, *side.lines]
-            report.left_out = side.left_out
-            write_card(temporary, config, parameters=parameters, front=front_matter(checkpoint))
-            if sign is not None:
-                signing.sign(temporary, sign)
-    report.seconds = time.monotonic() - start
+        report.source = place.title(src)
+        report.notes += [*notes, *dtype_note(config, dtype_of_file(checkpoint))]
+        around = AroundWeights(checkpoint, place, report)
+
+        def fill(folder: Path) -> None:
+            code, copies = release_code(place.path, config), _record_of(checkpoint, place)
+            side = around.fill(folder, config, checkpoint.config, code, copies)
+            around.compare_tokenizers(side, folder)
+            around.write_card(folder, config, parameters)
+
+        weights = CheckpointWeights(checkpoint, groups, stored_pairs(tied, groups), place.files)
+        write_repo(weights, dst, options, fill, report)
     return report
+
+
+def _record_of(checkpoint: Checkpoint, place: Source) -> list[str]:
+    """The files by which an earlier conversion is undone.
+
+    Raises:
+        ConversionError: the record is damaged.
+    """
+    if not os.path.lexists(checkpoint.folder / ORIGIN):
+        return []
+    read_json(checkpoint.member(ORIGIN))
+    return [name for name in place.names if name in (ORIGIN, UNUSED_FILE) or name.startswith(f"{STORE}/")]

@@ -1,10 +1,11 @@
 """Which family a checkpoint is of whose `config.json` does not say it: for the error, which a user can act on."""
 
-from .errors import ConversionError, shown
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.quiet import quiet
+
 from .families.registry import FAMILIES
-from .files.checkpoint import Checkpoint
 from .plan import plan_in
-from .quiet import quiet
 from .rules.table import RuleTable
 
 

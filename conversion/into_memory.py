@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
+from blockformer.files.checkpoint import Checkpoint, opened
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.generation_settings import TOKENS
+from blockformer.files.quantized import check_plain
+from blockformer.files.sources import Source
 from blockformer.model.axes import axes
 from blockformer.model.configuration_blockformer import generation_field_names
 from blockformer.model.pretrained_model import WeightsError
-from blockformer.presets import official_names
+from blockformer.model_classes import MODELS
 
-from .errors import ConversionError, shown
-from .files.checkpoint import Checkpoint
-from .files.generation_settings import TOKENS
-from .files.repo import opened
-from .files.sources import Source
+from .families.registry import official_names
 from .options import OPTIONS, OWN, OptionError, nearest
 from .plan import architecture_of, our_config, parse_dtype
-from .storage.quantized import check_plain
 
 OF_EVERY_CONFIG = (
     "chunk_size_feed_forward", "id2label", "label2id", "num_labels", "output_attentions", "output_hidden_states",
@@ -47,15 +47,13 @@ def load_ours(
     Raises:
         ConversionError: the files are damaged, or a change of the config is refused.
     """
-    import blockformer
-
     config = our_config(entries)
     with opened(place) as (checkpoint, notes):  # checks all headers, and that nothing leads out of the folder
         check_plain(entries, checkpoint.tensors)
         notes += [] if dtype else dtype_note(config, dtype_of_file(checkpoint))
     for note in notes:
         warnings.warn(f"{place.path}: {note}", stacklevel=3)
-    model_class = getattr(blockformer, architecture_of(config))
+    model_class = MODELS[architecture_of(config)]
     loading |= {"dtype": dtype or "auto", "local_files_only": True, **place.loading}
     return load(model_class, place.path, with_fields(config, fields or {}), fields or {}, loading)
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from blockformer.files.errors import ConversionError
+from blockformer.files.sources import Reading, Source, locate
+from blockformer.files.tokenizers import LOCAL, check_readable, has_tokenizer, is_panic
+
 from .converting import from_official
-from .errors import ConversionError
-from .files.sources import Source, locate
-from .files.tokenizers import LOCAL, check_readable, has_tokenizer, is_panic
-from .options import Reading, check_reading
+from .options import check_reading
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

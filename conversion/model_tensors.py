@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
-from .errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from .rules.table import Group, Rule, RuleTable
 from .storage import awq
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-from .errors import ConversionError, shown
-from .files.checkpoint import Checkpoint
-from .files.repo import write_weights
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.new_repo import RepoOptions
+from blockformer.publishing.write_repo import note_on_values
+
 from .plan import Plan
-from .progress import silent
+from .writing import CheckpointWeights
 
 PLACEMENTS = ("auto", "balanced", "balanced_low_0", "sequential")
 """The words that transformers takes as a `device_map`."""
@@ -25,7 +27,8 @@ def written_weights(checkpoint: Checkpoint, plan: Plan, place: str | PathLike[st
     Path(place).mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="blockformer-", dir=place)
     with removed_on_failure(folder):
-        notes += write_weights(checkpoint, plan.groups, Path(folder), "5GB", False, silent)
+        weights = CheckpointWeights(checkpoint, plan.groups, plan.tied)
+        notes += note_on_values(weights.name, weights.planned(), weights.write(Path(folder), RepoOptions()))
         Path(folder, "config.json").write_text(plan.config_json, encoding="utf-8")
         checkpoint.check_unchanged()
     return folder

@@ -11,33 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any, TypedDict
+from typing import Any
 
-from .errors import ConversionError, shown
-
-
-class Reading(TypedDict, total=False):
-    """Which files of a source are read, and from where; as `from_pretrained` takes them.
-
-    Attributes:
-        revision: of a Hub id, a branch, tag or commit.
-        token: for a Hub id; None takes the one of `hf auth login`.
-        cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
-        subfolder: the folder inside the source that holds the model.
-        variant: of the weight files: "fp16" reads `model.fp16.safetensors`.
-        use_safetensors: True reads only safetensors, False only pickles; None reads what there is, safetensors first.
-        local_files_only: do not ask the Hub, and read what its cache has.
-        force_download: download a Hub id again, whatever the cache has.
-    """
-
-    revision: str | None
-    token: str | bool | None
-    cache_dir: "str | PathLike[str] | None"
-    subfolder: str | None
-    variant: str | None
-    use_safetensors: bool | None
-    local_files_only: bool
-    force_download: bool
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.new_repo import check_flag
+from blockformer.files.sources import READING, Reading
 
 
 class OptionError(ConversionError, TypeError):
@@ -119,7 +97,6 @@ OPTIONS: dict[str, Option] = {
 }
 """Name -> what becomes of it in `from_official`. Any other name is a field of the config, or not known."""
 
-READING = tuple(Reading.__annotations__)
 _WRITES = ("family", "dtype", "max_shard_size", "force", "strict_finite", "progress")
 _OF_CONVERT = ("to_official", "config", "dequantize", "verify")
 OWN: dict[str, tuple[str, ...]] = {
@@ -132,7 +109,6 @@ OWN: dict[str, tuple[str, ...]] = {
     "verify": ("key",),
 }
 """Function -> its options next to those of `Reading`."""
-WEIGHT_CHOICES = ("variant", "use_safetensors")
 _VARIANT = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 
@@ -192,11 +168,6 @@ def sorted_options(given: Mapping[str, Any]) -> tuple[Reading, dict[str, Any], d
     return reading, loading, fields
 
 
-def for_the_hub(reading: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that `huggingface_hub` takes."""
-    return {name: reading[name] for name in READING if name in reading and name not in ("subfolder", *WEIGHT_CHOICES)}
-
-
 def refuse_given(reading: Mapping[str, Any], what: str, but: Collection[str] = ()) -> None:
     """Refuse the options of `Reading` that ask for something, except `but`, for a source that is no folder.
 
@@ -212,16 +183,6 @@ def nearest(name: str, known: Collection[str]) -> str:
     """A hint at the nearest of the known names, or nothing."""
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f" Did you mean '{near[0]}'?" if near else ""
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Refuse what is neither True nor False: a text such as "no" would count as true.
-
-    Raises:
-        ConversionError: it is something else.
-    """
-    if not isinstance(value, bool):
-        raise ConversionError(f"{name} must be True or False, not {shown(value)}")
 
 
 def _is_neutral(name: str, value: Any) -> bool:

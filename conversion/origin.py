@@ -4,15 +4,20 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ConversionError, shown
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.json_files import json_text, read_json
+from blockformer.files.names import is_inner
+
 from .families.registry import FAMILIES, Family
-from .files.checkpoint import Checkpoint
-from .files.json_files import json_text, read_json
-from .files.names import is_inner
 from .storage.variant import CheckpointVariant
 
 ORIGIN = "conversion.json"
 """The file of the record. A repo without it is converted back by its settings only."""
+RECORD = 1
+"""The version of the record. One without a version is from before there was one."""
+BEFORE = {"4 bits", "mxfp4", "fp8"}
+"""Traits in records without a version: formats of low-bit weights, which the config tells."""
 FORM = {"head", "traits", "sizes"}
 """What the record says of a checkpoint's variant."""
 
@@ -40,7 +45,13 @@ class Origin:
         assert self.variant is not None
         assert self.variant.traits <= self.family.words, f"{self.family.name} does not list {self.variant.traits}"
         variant = {"head": self.variant.head, "traits": sorted(self.variant.traits), "sizes": self.variant.sizes}
-        entries = {"family": self.family.name, "form": variant, "unused": self.unused, "files": self.files}
+        entries = {
+            "version": RECORD,
+            "family": self.family.name,
+            "form": variant,
+            "unused": self.unused,
+            "files": self.files,
+        }
         return json_text({**entries, "config": self.config})
 
 
@@ -59,11 +70,20 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
     damaged = ConversionError(f"{path}: damaged; delete it, it is not needed")
     if not isinstance(name, str) or name not in FAMILIES or not isinstance(official, dict):
         raise damaged
+    version = entries.get("version", 0)
+    if type(version) is not int:
+        raise damaged
+    if version > RECORD:
+        raise ConversionError(
+            f"{path}: version is {version}, and this release reads {RECORD} at most: pip install --upgrade "
+            "blockformer, or delete the file to convert by config.json only"
+        )
     if variant is None:
         return Origin(FAMILIES[name], official, None, [])
     if not isinstance(variant, dict) or not all(map(_is_names, ([variant.get("head")], variant.get("traits"), unused))):
         raise damaged
-    unknown = sorted({*variant["traits"]} - FAMILIES[name].words | {*variant} - FORM)
+    traits = frozenset(variant["traits"]) - (frozenset() if version else BEFORE)
+    unknown = sorted(traits - FAMILIES[name].words | {*variant} - FORM)
     if unknown:
         raise ConversionError(
             f"{path}: form: {shown(unknown[0])} says nothing to this release about a checkpoint of {name}, so its "
@@ -73,9 +93,7 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
     sizes = variant.get("sizes", {})
     if not isinstance(sizes, dict) or not all(isinstance(size, list) for size in sizes.values()):
         raise damaged
-    earlier = CheckpointVariant(
-        variant["head"], frozenset(variant["traits"]), {name: tuple(size) for name, size in sizes.items()}
-    )
+    earlier = CheckpointVariant(variant["head"], traits, {name: tuple(size) for name, size in sizes.items()})
     try:
         FAMILIES[name].head(earlier)
     except StopIteration:

@@ -7,12 +7,12 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from blockformer.declared_fields import other_entries
+from blockformer.files.errors import shown
+from blockformer.files.named_code import names_code
 from blockformer.model.axes import axes
-from blockformer.on_import import CONFIGS
+from blockformer.model_classes import CONFIGS
 
-from .errors import shown
 from .families.registry import Family
-from .files.named_code import names_code
 from .storage.fp8 import FURTHER
 
 
@@ -22,11 +22,9 @@ def carry_others(family: Family, official: Mapping[str, Any], config: Pretrained
     Left out are those that mean something in a config of ours, of whatever topology, those that name code, and the
     number of layers that predict further tokens, which ours does not have.
     """
-    import blockformer
-
     if family.is_file:
         return
-    ours = {name for each in CONFIGS.values() for name in axes(getattr(blockformer, each))}
+    ours = {name for each in CONFIGS.values() for name in axes(each)}
     for name in family.unused(official):
         is_known = name in ours or name in family.defaults.to_dict() or hasattr(config, name)
         if is_known or name == FURTHER or name.startswith("_") or names_code({name: official[name]}):

@@ -1,8 +1,12 @@
-"""The plan of a conversion in either direction, made from only the config and the tensor headers."""
+"""The plan of a conversion in either direction, made of the config and the tensor headers.
+
+Tensors are read where a family's variant depends on values, or where one that is left out must have certain ones.
+"""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,34 +14,39 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.declared_fields import other_entries
-from blockformer.on_import import CONFIGS
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.config_file import NEVER_FOLLOWED, is_ours
+from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.json_files import json_text
+from blockformer.files.quantized import check_plain, refuse_quantized, without_empty
+from blockformer.files.safetensors_io import HasHeader
+from blockformer.model_classes import CONFIGS
 from blockformer.publishing.repo_code import ABOUT_THE_FILE, full_auto_map
+from blockformer.publishing.strict_loading import check_blocks
+from blockformer.publishing.write_repo import bytes_by_dtype
 
 from .arguments import dtype_name
-from .errors import ConversionError, listed, shown
 from .families.architectures import FSDP
 from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
 from .families.registry import Family, family_by_name, family_for, family_of
-from .files.checkpoint import Checkpoint
-from .files.config_file import NEVER_FOLLOWED, is_ours
-from .files.json_files import json_text
-from .files.unused_tensors import unused_groups
 from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
 from .origin import Origin, read_origin
 from .other_entries import carry_others, others_for
 from .rules.in_turn import in_turn
 from .rules.operations import Shape
 from .rules.patterns import matching
-from .rules.table import Group, HasHeader, RuleTable, Target
-from .storage import awq, fp8
-from .storage.quantized import check_plain, refuse_quantized, without_empty
+from .rules.table import Group, RuleTable, Target
+from .storage.awq import AWQ
+from .storage.formats import format_of
+from .storage.low_bits import LowBitFormat, PlainView
 from .storage.spelling import Spellings, todays_names
+from .storage.unused_tensors import unused_groups
 from .storage.variant import CheckpointVariant
 
 
 @dataclass
 class Plan:
-    """A planned conversion, worked out from only the config and the headers.
+    """A planned conversion.
 
     Attributes:
         family: the official family.
@@ -83,22 +92,13 @@ class Plan:
     @property
     def sizes(self) -> dict[torch.dtype, int]:
         """Bytes by dtype, the largest share first."""
-        return bytes_by_dtype(self.groups)
+        targets = (target for group in self.groups for target in group.targets)
+        return bytes_by_dtype((target.name, target.dtype, target.shape) for target in targets)
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating-point dtype with the largest share, of those that are computed in: 8 bits are for storing."""
         return next((dtype for dtype in self.sizes if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
-
-
-def bytes_by_dtype(groups: Iterable[Group]) -> dict[torch.dtype, int]:
-    """Dtype -> bytes of what is written, the largest share first."""
-    sizes: dict[torch.dtype, int] = {}
-    for group in groups:
-        for target in group.targets:
-            nbytes = torch.Size(target.shape).numel() * target.dtype.itemsize
-            sizes[target.dtype] = sizes.get(target.dtype, 0) + nbytes
-    return dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
 
 
 def plan_in(
@@ -111,30 +111,21 @@ def plan_in(
             f"{checkpoint.folder}: is in Blockformer's layout already; load it with `import blockformer` and an Auto "
             "class, or convert it with to_official=True"
         )
-    if family_name is None and not isinstance(official.get("model_type"), str):
-        from .guessing import missing_type  # which plans, too
-
-        raise missing_type(checkpoint)
-    plain_view = fp8.PlainView(checkpoint) if fp8.has_factors(checkpoint.tensors) else None
+    check_plain(official, checkpoint.tensors)
+    low_bits = format_of(official, checkpoint.tensors)
+    stays = low_bits is not None and low_bits.may_stay and not dequantized
+    if dequantized and not (low_bits is not None and low_bits.may_stay and cast is not None):
+        raise ConversionError(
+            f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
+        )
+    view = None if low_bits is None or stays else PlainView(low_bits, checkpoint, cast or torch.float32)
     tensors: Mapping[str, HasHeader] = checkpoint.tensors
-    read = checkpoint.read
-    if plain_view is not None:
-        official, tensors, read = plain_view.entries, plain_view.tensors, plain_view.read
-    check_plain(official, tensors)
+    read, to_load = checkpoint.read, None
+    if view is not None:
+        to_load = view.low_bits.to_load(official)
+        official, tensors, read = view.entries, view.tensors, view.read
     family = family_of(official) if family_name is None else family_by_name(family_name)
     variant = family.variant_of(official, tensors, read)
-    low_bits = awq.TRAIT in variant.traits
-    plain = cast if dequantized else None
-    if dequantized:
-        if not low_bits or plain is None:
-            raise ConversionError(
-                f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
-            )
-        official = awq.without(official)
-        variant = family.variant_of(official, tensors, read)
-    to_load = family.dequantized(official, variant)
-    if to_load is not None:
-        official = dict(family.plain_entries(official, variant))
     stored = todays_names(tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
     carry_others(family, official, config)
@@ -144,22 +135,20 @@ def plan_in(
     shapes |= unread_pooler(family.our_class(variant), config)
     layout = family.layout(variant, config)
     further = layout.further_layers(stored)
-    if plain_view is not None:
-        plain_view.check({*stored.values()} - {stored[name] for name in further})
+    if view is not None:
+        view.low_bits.check_plain(tensors, {*stored.values()} - {stored[name] for name in further})
     headers = {name: tensors[own] for name, own in stored.items()}
-    to_class = RuleTable(family.storage(variant, config, plain), layers=layout.layers).plan(headers, rest=True)
+    to_class = RuleTable(family.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
     to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
     groups = with_sources(in_turn(to_class, to_ours), stored)
-    if plain_view is not None:
-        groups = in_turn(plain_view.groups, groups)
     used = {name for group in groups for name in group.sources}
-    has_low_bits = to_load is not None or plain_view is not None
-    if has_low_bits:  # unlike all that goes back out
-        used |= {stored[name] for name in further}
+    if view is not None:
+        groups = in_turn(view.groups, groups)
+        used |= {stored[name] for name in further}  # unlike all that goes back out
     unused = [name for name in tensors if name not in used]
     values = [name for name in unused if name in VALUE_HEAD]
-    _check_unused(checkpoint, unused, family, variant, {*values, *(stored[name] for name in further)})
-    kept = "left out" if has_low_bits else "kept for the way back"
+    _check_unused(checkpoint.folder, read, unused, family, variant, {*values, *(stored[name] for name in further)})
+    kept = "left out" if view is not None else "kept for the way back"
     return Plan(
         family=family,
         variant=variant,
@@ -174,11 +163,11 @@ def plan_in(
         parameters=parameters,
         official_arguments=family.official_arguments(variant),
         origin=None if family.is_file else Origin(family, official, variant, unused),
-        read_plain=_reader(checkpoint, low_bits, plain_view is not None),
+        read_plain=_reader(checkpoint, low_bits, to_load),
         not_runnable=family.not_runnable(config),
         notes=[
             *family.head_note(official, variant),
-            *([] if plain_view is None else [fp8.NOTE]),
+            *([view.low_bits.note] if view is not None and view.low_bits.note else []),
             *family.notes(variant),
             *_notes_on(further, kept),
             *([VALUE_HEAD_NOTE] if values else []),
@@ -186,10 +175,12 @@ def plan_in(
     )
 
 
-def _reader(checkpoint: Checkpoint, has_4_bits: bool, has_8_bits: bool) -> Callable[..., dict[str, Tensor]] | None:
+def _reader(
+    checkpoint: Checkpoint, low_bits: LowBitFormat | None, to_load: Mapping[str, Any] | None
+) -> Callable[..., dict[str, Tensor]] | None:
     """What reads a checkpoint for the official class, which cannot read the file itself; None where it can."""
-    if has_4_bits or has_8_bits:
-        return awq.read_plain if has_4_bits else fp8.read_plain
+    if low_bits is not None:
+        return low_bits.read_plain if to_load is None else None
     if checkpoint.wrapper is None or checkpoint.is_file:
         return None
     return lambda opened, dtype: {name: opened.read(name).to(dtype) for name in opened.tensors}
@@ -250,7 +241,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         parameters=parameters,
         official_arguments=arguments,
         files={} if origin is None else _files_of(origin, official),
-        read_plain=awq.read_plain if awq.TRAIT in variant.traits else None,
+        read_plain=None if getattr(config, "linear_bits", None) is None else AWQ.read_plain,
         not_runnable=family.not_runnable(config),
         notes=[*family.notes_on_writing(config), *_further_layers(family, names, layout, unused)],
     )
@@ -292,15 +283,20 @@ def _notes_on(names: Sequence[str], what: str) -> list[str]:
 
 
 def _check_unused(
-    checkpoint: Checkpoint, names: list[str], family: Family, variant: CheckpointVariant, free: Collection[str]
+    folder: Path,
+    read: Callable[[str], Tensor],
+    names: list[str],
+    family: Family,
+    variant: CheckpointVariant,
+    free: Collection[str],
 ) -> None:
     """Refuse tensors that cannot be left out; `free` are layers that no model has, which need not be read."""
     todays = family.spellings(variant).todays
-    read = [name for name in names if name not in free and family.reads_ignored(todays(name))]
-    reasons = {name: family.check_ignored(todays(name), checkpoint.read(name)) for name in read}
+    looked_at = [name for name in names if name not in free and family.reads_ignored(todays(name))]
+    reasons = {name: family.check_ignored(todays(name), read(name)) for name in looked_at}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
-        raise ConversionError(f"{checkpoint.folder}: tensors that cannot be left out:{listed(lines)}")
+        raise ConversionError(f"{folder}: tensors that cannot be left out:{listed(lines)}")
 
 
 def _renamed(group: Group, spellings: Spellings) -> Group:
@@ -315,16 +311,13 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
     Raises:
         ConversionError: it is not in our layout, or its settings are refused.
     """
-    import blockformer
-    from blockformer.publishing.strict_loading import check_blocks
-
     model_type = entries.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIGS:
         raise ConversionError(f"config.json: model_type {shown(model_type)} is not one of ours")
     kept = {name: value for name, value in without_empty(entries).items() if name not in NEVER_FOLLOWED}
     try:
         check_blocks(entries.get("blocks"), "")
-        config = getattr(blockformer, CONFIGS[model_type])(**copy.deepcopy(kept))
+        config = CONFIGS[model_type](**copy.deepcopy(kept))
     except (ValueError, TypeError) as error:
         raise ConversionError(f"config.json: {error}") from error
     if config.architectures:

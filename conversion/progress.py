@@ -1,18 +1,12 @@
-"""How far a conversion is, reported while it runs."""
+"""How far the comparison of models is, in passes through them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-Progress = Callable[[str, int, int], None]
-"""Called with the current step, how much is done, and the total (0 if unknown): bytes of the weights written or, while
-models are compared, hundredths of a pass through a model."""
-
-
-def silent(step: str, done: int, total: int) -> None:
-    """A `Progress` that tells nobody."""
+from blockformer.files.progress import Progress, silent
 
 
 class Passes:

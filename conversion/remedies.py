@@ -8,18 +8,25 @@ from typing import Any
 
 import torch
 
-from .errors import ConversionError, MisfitError
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.config_file import LAYERS
+from blockformer.files.errors import ConversionError, MisfitError
+from blockformer.files.quiet import quiet
+
 from .families.registry import family_by_name, family_of
-from .files.checkpoint import Checkpoint
-from .files.config_file import LAYERS
+from .guessing import missing_type
 from .plan import Plan, plan_in
-from .quiet import quiet
 
 
 def plan_official(
     checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantized: bool = False
 ) -> Plan:
-    """See `plan_in`; where the tensors do not fit, the error says with which settings they would."""
+    """See `plan_in`; where the tensors do not fit, the error says with which settings they would.
+
+    Where `model_type` is missing, it says which families the tensors fit.
+    """
+    if family_name is None and not isinstance(checkpoint.config.get("model_type"), str):
+        raise missing_type(checkpoint)
     try:
         return plan_in(checkpoint, family_name, cast, dequantized)
     except MisfitError as error:

@@ -1,6 +1,6 @@
 """Convert a checkpoint into a repo of another shape: fewer layers or heads, experts, another topology."""
 
-import time
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from blockformer.publishing import write_card
+from blockformer.files.checkpoint import opened
+from blockformer.files.config_file import is_ours
+from blockformer.files.errors import ConversionError
+from blockformer.files.progress import Progress
+from blockformer.files.quantized import refuse_quantized
+from blockformer.files.side_files import refuse_adapters
+from blockformer.files.sources import Source, locate
+from blockformer.publishing.repo_code import release_code
+from blockformer.publishing.write_repo import ModelWeights, write_repo
 from blockformer.reshaping import check_changes, reshape
 
 from .arguments import check_conversion
-from .errors import ConversionError, listed, shown
-from .files.finite import nonfinite
-from .files.front_matter import front_matter
-from .files.generation_settings import FILE
-from .files.new_repo import new_repo
-from .files.repo import memory_errors, opened
-from .files.side_files import carry_side_files, name_the_rest, refuse_adapters
-from .files.sources import Source, locate
 from .loading import load_source
 from .options import OPTIONS, OWN, READING, OptionError
-from .progress import Progress, silent
 from .report import ConversionReport
+from .writing import AroundWeights
 
 WORDS = {
     "topology": "made {} of it",
@@ -72,8 +72,6 @@ def convert_reshaped(
     Raises:
         ConversionError: see `convert`; or the model has no such shape.
     """
-    start = time.monotonic()
-    report_progress = progress or silent
     shape: dict[str, Any] = {"topology": topology, "layers": layers, "kv_heads": kv_heads, "experts": experts}
     changes = {name: value for name, value in options.items() if name not in OPTIONS}
     reading = {name: value for name, value in options.items() if name in OPTIONS}
@@ -81,7 +79,7 @@ def convert_reshaped(
         check_changes(changes, "convert_reshaped", [*OWN["convert_reshaped"], *READING])
     except ValueError as error:
         raise OptionError(str(error)) from error
-    check_conversion(
+    written = check_conversion(
         src,
         dst,
         function="convert_reshaped",
@@ -94,45 +92,42 @@ def convert_reshaped(
         verify=verify,
         force=force,
         strict_finite=strict_finite,
+        progress=progress,
         shape={name: value for name, value in shape.items() if value is not None},
         **reading,
     )
+    report = ConversionReport(os.fspath(src), Path(dst))
     place = locate(src, **reading)
     refuse_adapters(place.path)
-    report_progress("loading the model", 0, 0)
-    with memory_errors(), opened(place) as (checkpoint, notes):
+    written.progress("loading the model", 0, 0)
+    with opened(place) as (checkpoint, notes):
+        if is_ours(checkpoint.config):
+            refuse_quantized(checkpoint.config, checkpoint.tensors)
         model, said = _loaded(place, family, dtype)
-        notes += [note for note in said if note not in notes]
-        report_progress("changing its shape", 0, 0)
+        report.source = place.title(src)
+        report.notes += [*notes, *(note for note in said if note not in notes)]
+        written.progress("changing its shape", 0, 0)
         try:
             reshaped = reshape(model, seed=seed, **shape, **changes)
         except ValueError as error:
             raise ConversionError(str(error)) from error
-        notes += _values(reshaped, place.title(src), strict_finite)
-        report = ConversionReport(place.title(src), Path(dst), "", False, notes=notes)
-        report.tensors, report.dtypes = len(reshaped.state_dict()), [str(reshaped.dtype).removeprefix("torch.")]
-        report.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in reshaped.parameters())
-        with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as temporary:
-            report_progress("writing", 0, 0)
-            reshaped.save_pretrained(temporary, max_shard_size=max_shard_size)
-            if FILE in place.names:
-                (temporary / FILE).unlink(missing_ok=True)  # the source's own is carried
-            side = carry_side_files(checkpoint, place.names, temporary)
-            name_the_rest(checkpoint, place.names, temporary, side)
-            report.notes += [*side.notes, *side.lines]
-            report.left_out = side.left_out
-            done, name = what_was_done(shape), place.hub_id or (place.around or place.path).name
-            write_card(
-                temporary,
+        around = AroundWeights(checkpoint, place, report)
+
+        def fill(folder: Path) -> None:
+            side = around.fill(folder, reshaped.config, checkpoint.config, release_code(place.path, reshaped.config))
+            around.compare_tokenizers(side, folder)
+            name = place.hub_id or (place.around or place.path).name
+            around.write_card(
+                folder,
                 reshaped.config,
-                origin=f"Made of `{name}`: Blockformer {done}. **The model needs training.**",
-                base_model=place.hub_id,
-                front=front_matter(checkpoint),
+                reshaped.num_parameters(),
+                origin=f"Made of `{name}`: Blockformer {what_was_done(shape)}. **The model needs training.**",
                 parity="Not compared: the shape changes what is computed.",
-                parameters=reshaped.num_parameters(),
             )
+
+        weights = ModelWeights(reshaped, report.source, place.files, checkpoint.check_unchanged)
+        write_repo(weights, dst, written, fill, report)
     report.notes.append("the model needs training")
-    report.seconds = time.monotonic() - start
     return report
 
 
@@ -142,19 +137,6 @@ def _loaded(place: Source, family: str | None, dtype: Any) -> tuple[PreTrainedMo
         warnings.simplefilter("always", UserWarning)
         model = load_source(place, family, dtype)
     return model, [str(each.message).removeprefix(f"{place.path}: ") for each in caught]
-
-
-def _values(model: PreTrainedModel, source: str, strict_finite: bool) -> list[str]:
-    """A note on NaN and infinite weights.
-
-    Raises:
-        ConversionError: there are some, and `strict_finite` refuses them.
-    """
-    counts = {name: nonfinite(tensor) for name, tensor in model.state_dict().items()}
-    bad = [f"{shown(name)}: {count} of {model.state_dict()[name].numel()}" for name, count in counts.items() if count]
-    if bad and strict_finite:
-        raise ConversionError(f"{source}: NaN or infinite values:{listed(bad)}")
-    return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
 
 
 def what_was_done(shape: Mapping[str, Any]) -> str:

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from .errors import ConversionError
+from blockformer.files.errors import ConversionError
+from blockformer.files.progress import Progress, silent
+from blockformer.files.quiet import quiet
+
 from .memory import available_memory
 from .probes import TEXT, probes, run, writes_from
-from .progress import Passes, Progress, silent
-from .quiet import quiet
+from .progress import Passes
 
 TOLERANCE = 1e-5
 """Allowed float32 difference relative to the largest output (absolute if that is below 1)."""

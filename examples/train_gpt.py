@@ -26,7 +26,6 @@ from transformers.utils import logging
 
 import blockformer
 from blockformer.conversion import ConversionError
-from blockformer.conversion.files.atomic import atomic_folder
 from blockformer.data.corpus import (
     Blocks,
     Corpus,
@@ -40,6 +39,7 @@ from blockformer.data.corpus import (
 from blockformer.data.text_files import TextError, collect, split
 from blockformer.demo.elsewhere import ReloadError, run_elsewhere
 from blockformer.demo.training_run import BudgetCallback, quickest_threads, with_threads
+from blockformer.files.atomic import atomic_folder
 from blockformer.training.budget import Budget, learning_rate_factor
 
 DECODERS = sorted(

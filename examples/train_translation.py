@@ -33,10 +33,10 @@ from transformers import (
 )
 
 import blockformer
-from blockformer.conversion.files.atomic import mark
 from blockformer.demo.cross_attention import draw_or_say_why_not
 from blockformer.demo.elsewhere import run_elsewhere
 from blockformer.demo.phrases import pairs
+from blockformer.files.atomic import mark
 from blockformer.presets import PRESETS
 
 SIZES = {

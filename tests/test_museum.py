@@ -1,6 +1,6 @@
 """Repos and `Trainer` checkpoints as each release wrote them, in `tests/museum/`, read natively and by their own code.
 
-`tests/publishing/test_earlier_names.py` has the repos of before 0.1.0.
+`tests/files/test_earlier_names.py` has the repos of before 0.1.0.
 """
 
 import json

@@ -23,12 +23,12 @@ from blockformer.cli.entry import main
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.exporting import export_folder
 from blockformer.conversion.reshaped import convert_reshaped as convert_shape
-from blockformer.conversion.summary import summarize
 from blockformer.declared_fields import axes_of
 from blockformer.model.axes import BLOCKS, axes
 from blockformer.page.fields import fields_of
 from blockformer.page.making import page_of
 from blockformer.pictures import anatomy, figure
+from blockformer.summary import summarize
 
 MODELS = {
     "gpt2": "BlockformerDecoderForCausalLM",

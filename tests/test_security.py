@@ -129,5 +129,5 @@ def test_only_the_hub_is_asked_and_in_three_places():
                     assert not ({module} if module else names) & NETWORK, place
                 if names & fetchers or (isinstance(node, ast.Import) and "huggingface_hub" in names):
                     asks.add(path.relative_to(ROOT).as_posix())
-    places = {"conversion/files/sources.py", "src/blockformer/publishing/upload.py"}
+    places = {"src/blockformer/files/sources.py", "src/blockformer/publishing/upload.py"}
     assert asks == places | {"src/blockformer/trust/verification.py"}

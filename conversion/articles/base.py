@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..errors import ConversionError, listed, shown
+from blockformer.files.errors import ConversionError, listed, shown
+
 from ..families.base import Family
 from ..families.decoder import GPT
 from ..families.encoder_decoder import same_bits
@@ -154,8 +155,8 @@ class ArticleFamily(Family[Head]):
                 lines.append(f"{shown(stored)} {fault}")
         if lines:
             raise ConversionError(f"buffers that are not what '{self.name}' computes with:{listed(lines)}")
-        traits = self.traits(own, settings) | self._shared(settings, own, read) | {prefix} - {""}
-        return CheckpointVariant(self.heads[0].official, frozenset(traits))
+        traits = self.traits(own, settings) | self._shared(settings, own, read)
+        return CheckpointVariant(self.heads[0].official, frozenset(traits), prefix=prefix)
 
     def _shared(self, settings: Mapping[str, Any], own: Mapping[str, str], read) -> set[str]:
         """Which tensors are one, by the settings or, where these are silent, by their bits; and which are left out."""
@@ -198,12 +199,11 @@ class ArticleFamily(Family[Head]):
         notes = [f"{copy} is {first} ({name})" for name, copy, first in self.shared if name in variant.traits]
         if GUESSED in variant.traits:
             notes.append('its norms divide by std + eps, the unbiased std; if yours do not, set "norm": "layer_norm"')
-        return notes
+        return [*notes, *filter(None, [variant.note])]
 
     def spellings(self, variant: CheckpointVariant) -> Spellings:
         """See `Family.spellings`: all names have the common prefix."""
-        prefix = next((trait for trait in variant.traits if trait.endswith(".")), "")
-        return Spellings([Prefix(in_file=prefix, in_class="", inner=("",))] if prefix else [])
+        return Spellings([Prefix(in_file=variant.prefix, in_class="", inner=("",))] if variant.prefix else [])
 
     def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:
         """See `Family.config_from`."""

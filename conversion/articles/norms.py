@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError
-from ..rules.operations import Shape
+from blockformer.files.errors import ConversionError
+
+from ..rules.operations import OneWay, Shape
 from ..rules.table import Rule
 from ..storage.variant import CheckpointVariant
 from .base import GUESSED, Kind, one_of
@@ -62,7 +63,7 @@ def _spelled_norm(traits: Collection[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class OfEachFeature:
+class OfEachFeature(OneWay):
     """A number for each of C features, or one for all of them -> one for each, times a factor.
 
     A norm that divides by the standard deviation with C - 1 in it becomes one with C by the factor sqrt((C - 1) / C):
@@ -78,10 +79,6 @@ class OfEachFeature:
         if self.factor is not None:
             tensors = [tensor.double() * self.factor for tensor in tensors]
         return [tensor.reshape(-1).expand(self.width).contiguous() for tensor in tensors]
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Never used."""
-        raise ConversionError("an article's norm is read and not written")
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """[C] for each."""

@@ -1,18 +1,18 @@
 """`article-transformer`: `Transformer` with `wte`, `wpe`, `encoder`, `decoder`, which continues its input."""
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from blockformer.files.errors import ConversionError
 from blockformer.model.layer import norm_slots
+from blockformer.publishing.repo_code import EXTRA_CODE
 
-from ..errors import ConversionError
 from ..families.fresh import four_widths
 from ..families.translation import Preset
 from ..rules.table import RuleTable
-from ..storage.variant import CheckpointVariant
 from .base import BOTH_STACKS, FLAG, FRESH, OURS, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, Kind, both, target_ids
 from .buffers import causal, sinusoid
 
@@ -26,8 +26,6 @@ OWN_FRESH = {
     "intermediate_size": four_widths,
     **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias"), False),
 }
-EXTRA_CODE = {"custom_generate/generate.py": Path(__file__).with_name("generate.py")}
-"""Path in a repo -> the file here."""
 READING: Kind = ("'printed' or 'formula'", lambda value: value in READINGS)
 CLEAR = 0.9
 """A reading fits if its loss is at most this share of the other one's."""
@@ -57,7 +55,6 @@ SUBLAYERS = {
 MLP = {"c_fc": "up_proj", "c_proj": "down_proj"}
 ATTENTION = {**{f"c_attns.{index}": name for index, name in enumerate(OURS[:3])}, "c_proj": "o_proj"}
 EMBEDDINGS = "transformer.wte.weight"
-SAID = "note: "
 
 
 class ArticleTransformer(ArticleFamily):
@@ -89,7 +86,7 @@ class ArticleTransformer(ArticleFamily):
             ConversionError: also where nothing tells the reading.
         """
         variant, settings = super().variant_of(official, names, read), self.settings(official)
-        readings = {name: CheckpointVariant(variant.head, variant.traits | {name}) for name in READINGS}
+        readings = {name: replace(variant, traits=variant.traits | {name}) for name in READINGS}
         told, sample = settings.get("norms"), settings.get("sample")
         if sample is None or read is None:
             if told is None:
@@ -107,10 +104,7 @@ class ArticleTransformer(ArticleFamily):
         best, other = sorted(losses, key=lambda name: losses[name])
         if told is None and not losses[best] <= CLEAR * losses[other]:
             raise ConversionError(f'the sample does not show where the norms are (loss {said}): set "norms"')
-        chosen = readings[told or best]
-        return CheckpointVariant(
-            chosen.head, chosen.traits | {f"{SAID}loss of the sample: {said}; taken as {told or best}"}
-        )
+        return replace(readings[told or best], note=f"loss of the sample: {said}; taken as {told or best}")
 
     def _loss(self, official, variant, tensors, sample) -> float:
         """The article's loss of a text by one reading: both sides read the input, targets of -1 do not count."""
@@ -125,10 +119,6 @@ class ArticleTransformer(ArticleFamily):
             return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1).item()
         except (ValueError, IndexError) as error:
             raise ConversionError(f"the sample cannot be run: {error}") from error
-
-    def notes(self, variant):
-        """See `Family.notes`."""
-        return super().notes(variant) + [trait[len(SAID) :] for trait in variant.traits if trait.startswith(SAID)]
 
     def extra_code(self):
         """See `Family.extra_code`."""

@@ -4,7 +4,8 @@ Its second task of pre-training, the order of two sentences, has the form of BER
 official classes drop out nothing after the feed-forward network, and some of what that head reads; ours as BERT's.
 """
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..values import TOKEN_TYPES, Computed, NotExpressible
 from .bert import EMBEDDINGS, FRESH, NAMES, POOLED_ROWS, STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily

@@ -7,7 +7,8 @@ compiled or adapted model names its wrapper only.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, shown
+
 from .head import Head
 
 FSDP = "FSDP"

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import LeadingAxis, Shape
 from ..rules.table import Rule, check_tied, module_rules
 from ..storage.variant import CheckpointVariant
@@ -169,7 +170,7 @@ class BartFamily(EncoderDecoderFamily):
         padding_by_token: see `Family`.
     """
 
-    words = EncoderDecoderFamily.words | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
+    own_traits = EncoderDecoderFamily.own_traits | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
 
     def __init__(
         self,

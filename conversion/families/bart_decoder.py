@@ -4,7 +4,8 @@ Its tensor names and `model_type` are the same as the whole model's (`bart.py`);
 apart. It has no bias of the logits. The official class counts padding as positions, ours does not.
 """
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.table import Rule, RuleTable
 from ..values import Computed, constants
 from . import bart, marian

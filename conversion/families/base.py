@@ -1,6 +1,6 @@
 """A family: how one kind of official checkpoint is named and stored, and how its tensors map to ours.
 
-Configs are in `translation.py`; the building blocks of both are in `fields.py`.
+Configs are in `translation.py`; values that need more than a new name are in `values/`.
 """
 
 from abc import abstractmethod
@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
 import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, shown
+
 from ..rules.patterns import tuple_of
 from ..rules.table import Rule, RuleTable
-from ..storage.spelling import OneName, Spelling, Spellings
+from ..storage.spelling import Alternative, OneName, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from .architectures import todays_classes, unknown_class
 from .head import Head
@@ -34,7 +34,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
 
     heads: tuple[HeadKind, ...]
     has_low_bits = False
-    """Whether its linear layers may have 4-bit weights."""
+    """Whether its linear layers may keep 4-bit weights (AWQ): where their matrices are ours, one by one, unturned."""
     counts_padding = False
     """Whether the official class counts padding among the positions, and takes no position ids."""
     padding_by_token = False
@@ -43,8 +43,8 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
-    words: frozenset[str] = frozenset({HEAD_ONLY})
-    """All traits that a variant of a checkpoint that is a folder may have."""
+    own_traits: frozenset[str] = frozenset()
+    """Traits that a variant of a checkpoint that is a folder may have, beyond its spelling."""
 
     # The variant: which head, how the tensors are named.
 
@@ -66,6 +66,21 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         """
         head = self.find_head(official, names)
         return CheckpointVariant(head.official, self.traits_of_ties(head, official, names or ()))
+
+    def alternatives(self, head: HeadKind) -> Sequence[Sequence[Alternative]]:
+        """Other ways in which checkpoints of this head write names: of each list at most one, the first shown."""
+        return ()
+
+    def shown_alternatives(self, head: HeadKind, names: Collection[str]) -> frozenset[str]:
+        """The names of the alternatives that a checkpoint's tensors show."""
+        shown = ([each.name for each in several if each.is_shown(names)] for several in self.alternatives(head))
+        return frozenset(found[0] for found in shown if found)
+
+    @property
+    def words(self) -> frozenset[str]:
+        """All traits that the record of a conversion may have."""
+        lists = (several for head in self.heads for several in self.alternatives(head))
+        return self.own_traits | {HEAD_ONLY} | {each.name for several in lists for each in several}
 
     def traits_of_ties(
         self, head: HeadKind, official: Mapping[str, Any], names: Collection[str], traits: Collection[str] = ()
@@ -181,9 +196,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
 
     # The tensors.
 
-    def storage(
-        self, variant: CheckpointVariant, config: PretrainedConfig, plain: torch.dtype | None = None
-    ) -> Sequence[Rule]:
+    def storage(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[Rule]:
         """The first step: which tensors of a checkpoint are which of today's official class.
 
         Names are today's (see `spellings`). Tensors that no rule takes are stored as the class has them.
@@ -191,7 +204,6 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         Args:
             variant: of the checkpoint.
             config: ours, for rules that need a size.
-            plain: make plain weights of this dtype of 4-bit ones; None keeps them.
         """
         return ()
 
@@ -205,10 +217,6 @@ class Family(ConfigTranslation, Generic[HeadKind]):
             variant: of the official checkpoint.
             config: ours, for rules that need a size.
         """
-
-    def dequantized(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any] | None:
-        """The entries by which the official class loads low-bit weights that ours makes plain; None: it has none."""
-        return None
 
     def extra_code(self) -> dict[str, Path]:
         """Code that a converted repo carries in addition to the model's: its path in the repo -> ours."""
@@ -224,7 +232,9 @@ class Family(ConfigTranslation, Generic[HeadKind]):
 
     def spellings(self, variant: CheckpointVariant) -> Spellings:
         """How names in a checkpoint of this variant differ from the names in today's official class."""
-        return Spellings([*self.own_spellings, *self.spellings_of_ties(variant)])
+        lists = self.alternatives(self.head(variant))
+        chosen = (each.spelling for several in lists for each in several if each.name in variant.traits)
+        return Spellings([*chosen, *self.own_spellings, *self.spellings_of_ties(variant)])
 
     def not_as_in_class(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[str]:
         """Today's names (with placeholders) of tensors in which a checkpoint differs from today's class.

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
 from ..storage.modules import ModulesInFiles
-from ..storage.spelling import Ending, Prefix, Spelling, Spellings
+from ..storage.spelling import Alternative, Ending, Prefix
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
 from .architectures import todays_classes, unknown_class
@@ -63,10 +64,7 @@ class BertLikeFamily(Family[EncoderHead]):
         settings: further arguments of `ConfigTranslation`.
     """
 
-    words = Family.words | {
-        "decoder", "relative", "untied", "pooler", "gamma and beta", "former prefix", "prefix", "no prefix",
-        "both biases", "second bias",
-    }  # fmt: skip
+    own_traits = frozenset({"decoder", "relative", "untied", "pooler", "both biases", "second bias"})
 
     topology = "encoder"
 
@@ -142,14 +140,7 @@ class BertLikeFamily(Family[EncoderHead]):
             return CheckpointVariant(
                 head.official, frozenset(traits | ({"pooler"} if head.pooler != "unused" else set()))
             )
-        if any(name.endswith(tuple(OLD_NORMS.in_class)) for name in names):
-            traits.add("gamma and beta")
-        if self.former_root and any(name.startswith(self.former_root) for name in names):
-            traits.add("former prefix")
-        elif head.bare and any(name.startswith(self.root) for name in names):
-            traits.add("prefix")
-        elif not head.bare and not any(name.startswith(self.root) for name in names):
-            traits.add("no prefix")
+        traits |= self.shown_alternatives(head, names)
         variant = CheckpointVariant(head.official, frozenset(traits))
         found = set(map(self.spellings(variant).todays, names))
         traits |= self.traits_of_ties(head, official, found)
@@ -241,17 +232,16 @@ class BertLikeFamily(Family[EncoderHead]):
     def _root(self, head: EncoderHead) -> str:
         return "" if head.bare else self.root
 
-    def spellings(self, variant):
-        """See `Family.spellings`."""
-        own_root = self._root(self.head(variant))
-        spellings: list[Spelling] = [OLD_NORMS] if "gamma and beta" in variant.traits else []
-        if "former prefix" in variant.traits:
-            spellings.append(Prefix(in_file=self.former_root, in_class=own_root, inner=self._inner))
-        elif "prefix" in variant.traits:
-            spellings.append(Prefix(in_file=self.root, in_class="", inner=self._inner))
-        elif "no prefix" in variant.traits:
-            spellings.append(Prefix(in_file="", in_class=self.root, inner=self._inner))
-        return Spellings([*spellings, *self.spellings_of_ties(variant)])
+    def alternatives(self, head):
+        """See `Family.alternatives`."""
+        former, root = self.former_root, self.root
+        prefixes = [Alternative("former prefix", Prefix(former, self._root(head), self._inner), starts=(former,))]
+        if head.bare:
+            usual = Alternative("prefix", Prefix(root, "", self._inner), starts=(root,))
+        else:
+            usual = Alternative("no prefix", Prefix("", root, self._inner), unless=(root,))
+        old_norms = Alternative("gamma and beta", OLD_NORMS, ends=tuple(OLD_NORMS.in_class))
+        return [[old_norms], [*(prefixes if former else []), usual]]
 
     def head_name(self, head):
         """See `Family.head_name`."""
@@ -264,7 +254,7 @@ class BertLikeFamily(Family[EncoderHead]):
 
     # The tensors.
 
-    def storage(self, variant, config, plain=None):
+    def storage(self, variant, config):
         """See `Family.storage`."""
         if (files := self.in_files) is None:
             return []

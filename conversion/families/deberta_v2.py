@@ -8,7 +8,8 @@ embeddings of their training, which no official class reads.
 from dataclasses import replace
 from typing import Any
 
-from ..errors import ConversionError, listed, shown
+from blockformer.files.errors import ConversionError, listed, shown
+
 from ..values import Computed, NotExpressible, Official
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily

@@ -17,7 +17,8 @@ from blockformer.model.rotary import rotary_size
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
 from ..rules.table import Rule, RuleTable
 from ..storage import awq
-from ..storage.spelling import Prefix, Spelling, Spellings
+from ..storage.low_bits import FIELD, without
+from ..storage.spelling import Alternative, Prefix, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
 from .base import HEAD_ONLY, Family
@@ -77,13 +78,12 @@ class LowBits:
 
     def read(self, official):
         """See `Value.read`."""
-        if awq.TRAIT not in official.variant.traits:
-            return {}
-        return {"linear_bits": 4, "linear_group_size": awq.group_size(official.entries)}
+        size = awq.group_size(official.entries)
+        return {} if size is None else {"linear_bits": 4, "linear_group_size": size}
 
     def write(self, config, head):
         """See `Value.write`."""
-        return {} if config.linear_bits is None else {awq.FIELD: awq.entries_for(config)}
+        return {} if config.linear_bits is None else {FIELD: awq.entries_for(config)}
 
 
 class Direction:
@@ -129,8 +129,6 @@ class DecoderFamily(Family[Head]):
         reads_whole: whether the official class follows an `is_causal` of false.
         settings: further arguments of `ConfigTranslation`.
     """
-
-    words = Family.words | {PREFIX, NO_PREFIX, awq.TRAIT}
 
     topology = "decoder"
 
@@ -200,21 +198,16 @@ class DecoderFamily(Family[Head]):
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
         self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
 
-    # The variant: which head, whether there is a prefix, whether the weights have 4 bits.
+    # The variant: which head, whether there is a prefix.
 
     def variant_of(self, official, names: Collection[str] | None = None, read=None):
         """See `Family.variant_of`. Without `architectures` the tensors tell."""
         head = self.find_head(official, names)
-        bare = tuple(self.bare_root + name for name in self.inner)
-        trait, other = (PREFIX, (self.root,)) if head.bare else (NO_PREFIX, bare)
-        traits = frozenset([trait] if any(name.startswith(other) for name in names or ()) else [])
+        traits = self.shown_alternatives(head, names or ())
         if names is not None and not head.bare:
             todays = self.spellings(CheckpointVariant(head.official, traits)).todays
             traits |= self.traits_of_ties(head, official, set(map(todays, names)))
-        variant = CheckpointVariant(head.official, traits)
-        if awq.group_size(official) is None or not self.has_low_bits:
-            return variant
-        return awq.trait(variant)
+        return CheckpointVariant(head.official, traits)
 
     def head_by_tensors(self, official, names):
         """See `Family.head_by_tensors`."""
@@ -230,37 +223,30 @@ class DecoderFamily(Family[Head]):
         if earlier is not None and earlier.head == variant.head:
             fits = {PREFIX, NO_PREFIX} | ({HEAD_ONLY} if config.tie_word_embeddings else set())
             variant = CheckpointVariant(variant.head, earlier.traits & fits)
-        return variant if config.linear_bits is None or not self.has_low_bits else awq.trait(variant)
+        return variant
 
-    def spellings(self, variant):
-        """See `Family.spellings`."""
-        last = [*self.own_spellings, *self.spellings_of_ties(variant)]
-        if PREFIX in variant.traits:
-            return Spellings([Prefix(in_file=self.root, in_class=self.bare_root, inner=self.inner), *last])
-        if NO_PREFIX in variant.traits:
-            root = self.head(variant).root
-            return Spellings([Prefix(in_file=self.bare_root, in_class=root, inner=self.inner), *last])
-        return Spellings(last)
+    def alternatives(self, head):
+        """See `Family.alternatives`."""
+        if head.bare:
+            return [[Alternative(PREFIX, Prefix(self.root, self.bare_root, self.inner), starts=(self.root,))]]
+        bare = tuple(self.bare_root + name for name in self.inner)
+        return [[Alternative(NO_PREFIX, Prefix(self.bare_root, head.root, self.inner), starts=bare)]]
 
     def embeddings_names(self, head, traits):
         """See `Family.embeddings_names`."""
         return [f"{head.root}{theirs}.weight" for theirs, ours in self.outer.items() if ours == "embed_tokens"]
 
-    def plain_entries(self, official, variant):
+    def plain_entries(self, official):
         """See `ConfigTranslation.plain_entries`."""
-        return awq.without(official) if awq.TRAIT in variant.traits else official
+        return without(official) if self.has_low_bits and awq.AWQ.is_told(official) else official
 
     # The tensors.
-
-    def storage(self, variant, config, plain=None):
-        """See `Family.storage`."""
-        return [] if plain is None else awq.dequantizing_rules(self._low_bit_weights(variant), plain)
 
     def layout(self, variant, config):
         """See `Family.layout`."""
         head = self.head(variant)
         rules = [*(rule.under(head.root, head.our_root) for rule in self.stack_rules(config)), *head.rules]
-        if awq.TRAIT in variant.traits:
+        if config.linear_bits is not None:
             rules = awq.kept_rules(rules, self._low_bit_weights(variant))
         ignored = [*(head.root + name for name in self.ignored), *VALUE_HEAD]
         return RuleTable(rules, ignored, config.num_hidden_layers)
@@ -308,6 +294,6 @@ class DecoderFamily(Family[Head]):
 
     def not_as_in_class(self, variant, config):
         """See `Family.not_as_in_class`."""
-        if awq.TRAIT not in variant.traits:
+        if config.linear_bits is None:
             return ()
         return tuple(each for name in self._low_bit_weights(variant) for each in (name, *awq.names_of(name)))

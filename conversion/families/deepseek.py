@@ -85,8 +85,6 @@ def _method(config: PretrainedConfig, head: Any) -> dict[str, Any]:
 class DeepseekFamily(ExpertsFamily):
     """DeepSeek's."""
 
-    words = ExpertsFamily.words | {"fp8"}  # which early versions recorded of weights that had 8 bits
-
     def not_runnable(self, config):
         """See `Family.not_runnable`."""
         return self.wrong_before(RIGHT_SINCE[self.name])

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..rules.operations import Copies, bytes_of
+from blockformer.files.safetensors_io import bytes_of
+
+from ..rules.operations import Copies
 from ..rules.table import Rule, RuleTable
-from ..storage.spelling import Prefix, Spellings
+from ..storage.spelling import Alternative, Prefix
 from ..storage.variant import CheckpointVariant
 from .base import Family
 from .head import VALUE_HEAD, Head
@@ -81,7 +83,7 @@ class EncoderDecoderFamily(Family[Head]):
         settings: the arguments of `ConfigTranslation`.
     """
 
-    words = Family.words | {*EMBEDDINGS, UNTIED, SEPARATE, PREFIX, NO_PREFIX}
+    own_traits = frozenset({*EMBEDDINGS, UNTIED, SEPARATE})
 
     topology = "encoder_decoder"
 
@@ -102,29 +104,17 @@ class EncoderDecoderFamily(Family[Head]):
         """Which of the names of the embeddings are among these."""
         return [name for name in EMBEDDINGS if head.root + name in names]
 
-    def prefix_trait(self, head: Head, names: Collection[str]) -> set[str]:
-        """Whether the stacks' tensors have a prefix where the class of this head has none, or none where it has one."""
+    def alternatives(self, head):
+        """See `Family.alternatives`."""
         if head.root:
-            return set() if any(name.startswith(head.root) for name in names) else {NO_PREFIX}
-        return {PREFIX} if any(name.startswith(self._other_root) for name in names) else set()
-
-    @property
-    def _other_root(self) -> str:
-        return next((head.root for head in self.heads if head.root), "-")
+            return [[Alternative(NO_PREFIX, Prefix("", head.root, STACKS), unless=(head.root,))]]
+        root = next((other.root for other in self.heads if other.root), "-")
+        return [[Alternative(PREFIX, Prefix(root, "", STACKS), starts=(root,))]]
 
     def embeddings_names(self, head, traits):
         """See `Family.embeddings_names`."""
         is_shared = SEPARATE not in traits and self.fixed.get("share_embeddings") is not False
         return [head.root + name for name in (EMBEDDINGS if is_shared else [DECODER])]
-
-    def spellings(self, variant):
-        """See `Family.spellings`."""
-        last = self.spellings_of_ties(variant)
-        if PREFIX in variant.traits:
-            return Spellings([Prefix(in_file=self._other_root, in_class="", inner=STACKS), *last])
-        if NO_PREFIX in variant.traits:
-            return Spellings([Prefix(in_file="", in_class=self.head(variant).root, inner=STACKS), *last])
-        return Spellings(last)
 
     def spelled(
         self,
@@ -135,7 +125,7 @@ class EncoderDecoderFamily(Family[Head]):
         known: Collection[str] = (),
     ) -> tuple[set[str], list[str], Callable[[str], Tensor] | None]:
         """What is known of a checkpoint and its spelling, its names by today's, and what reads a tensor by them."""
-        traits = {*known} | self.prefix_trait(head, names)
+        traits = {*known} | self.shown_alternatives(head, names)
         todays = list(map(self.spellings(CheckpointVariant(head.official, frozenset(traits))).todays, names))
         traits |= self.traits_of_ties(head, official, todays, traits)
         spelling = self.spellings(CheckpointVariant(head.official, frozenset(traits)))

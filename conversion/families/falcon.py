@@ -4,7 +4,8 @@ The first has one key/value head and sub-layers that share a norm, or plain head
 The new one has groups of heads, side by side in one matrix, and two norms or one.
 """
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import Split
 from ..values import Computed, HeadDim, NotExpressible
 from .decoder import ALL_BIASES, QKV, ROTARY_GPT, DecoderFamily

@@ -4,7 +4,8 @@ The factor of a norm is 1 + its weight, and embeddings are scaled by the root of
 windows, soft caps and, except in VaultGemma, a norm before and after each sub-layer.
 """
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..values import Computed, NotExpressible, RopeByLayerType, WindowByLayer, invert_power
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM, DecoderFamily
 from .fresh import by_type, every, root_of_width, rotary

@@ -1,30 +1,26 @@
 """gpt-oss (OpenAI, 2025): experts with biases and a clamped gate, attention sinks, windows in every other layer.
 
 Its weights are published with 4 bits (MXFP4): blocks of 32 numbers that share a power of two. Conversion makes bfloat16
-of them, and what goes back out is bfloat16, as other tools publish it.
+of them (`storage/mxfp4.py`), and what goes back out is bfloat16, as other tools publish it.
 
 E experts, C hidden size, I inner width of an expert.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import Chain, Shape, Transpose
 from ..rules.table import Rule, module_rules
-from ..storage import awq, mxfp4
-from ..storage.variant import CheckpointVariant
 from ..values import Computed
-from .decoder import ALL_ATTENTION_BIASES, LAYER, LLAMA
+from .decoder import ALL_ATTENTION_BIASES, LLAMA
 from .fresh import every
 from .with_experts import ExpertsFamily
-
-TRAIT = "mxfp4"
-"""Of the variant of a checkpoint whose experts have 4 bits."""
 
 
 @dataclass(frozen=True)
@@ -58,44 +54,6 @@ def sparse_rules(config):
     ]
 
 
-class GptOssFamily(ExpertsFamily):
-    """gpt-oss, whose files may hold the experts in MXFP4."""
-
-    words = ExpertsFamily.words | {TRAIT}
-
-    def variant_of(self, official, names=None, read=None):
-        """See `Family.variant_of`."""
-        variant = super().variant_of(official, names, read)
-        is_low = any(name.endswith("_proj_blocks") for name in names or ())
-        return replace(variant, traits=variant.traits | {TRAIT}) if is_low else variant
-
-    def plain_entries(self, official: Mapping[str, Any], variant: CheckpointVariant):
-        """See `ConfigTranslation.plain_entries`."""
-        return awq.without(official) if TRAIT in variant.traits else official
-
-    def dequantized(self, official, variant):
-        """See `Family.dequantized`."""
-        if TRAIT not in variant.traits:
-            return None
-        entries = official.get(awq.FIELD)
-        method = entries.get("quant_method") if isinstance(entries, Mapping) else None
-        if method != "mxfp4":
-            raise ConversionError(f"config.json: {awq.FIELD} is {shown(entries)}, and the experts are in MXFP4")
-        return {**official, awq.FIELD: {**entries, "dequantize": True}}
-
-    def notes(self, variant):
-        """See `Family.notes`."""
-        said = "the experts' MXFP4 weights have become bfloat16; the way back writes bfloat16 too"
-        return [said] if TRAIT in variant.traits else []
-
-    def storage(self, variant, config, plain=None):
-        """See `Family.storage`."""
-        if TRAIT not in variant.traits:
-            return []
-        experts = f"{self.head(variant).root}{LAYER}mlp.experts."
-        return [mxfp4.rule(f"{experts}gate_up_proj"), mxfp4.rule(f"{experts}down_proj")]
-
-
 def _read(official) -> dict[str, Any]:
     config = official.config
     slides = "sliding_attention" in config.layer_types
@@ -114,7 +72,7 @@ def _write(config, head) -> dict[str, Any]:
     }
 
 
-FAMILY = GptOssFamily(
+FAMILY = ExpertsFamily(
     "gpt_oss",
     "GptOssConfig",
     "GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification",

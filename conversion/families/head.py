@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
+from blockformer.model_classes import MODELS
+
 from ..rules.table import Rule, module_rules
 
 RELEASED = frozenset(dir(transformers))
@@ -56,9 +58,7 @@ class Head:
     @property
     def model_class(self) -> type[PreTrainedModel]:
         """Our class."""
-        import blockformer
-
-        return getattr(blockformer, self.ours)
+        return MODELS[self.ours]
 
     @property
     def config_class(self) -> type[PretrainedConfig]:

@@ -4,7 +4,8 @@ Positions are computed and begin after the padding token's id; the last frequenc
 The official class counts the tokens that are not that one, so that no text can hold it.
 """
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..values import Computed, NotExpressible, token_or_none
 from .bart import BartFamily, bart_heads
 from .fresh import root_of_width

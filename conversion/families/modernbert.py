@@ -7,7 +7,8 @@ of embeddings is also that of our sub-layers, if you train it further.
 
 from typing import Any
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, shown
+
 from ..values import Computed, RopeByLayerType
 from .bert_like import BertLikeFamily
 from .decoder import LLAMA, QKV, DecoderFamily

@@ -3,7 +3,8 @@
 The official class has the padding token 1, 32 buckets and `gelu` in its head, whatever the config says.
 """
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..values import Computed, NotExpressible
 from .bert import EMBEDDINGS, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily

@@ -1,6 +1,7 @@
 """MPT (MosaicML, 2023): ALiBi, no bias anywhere, and perhaps clipped queries, keys and values."""
 
-from ..errors import ConversionError, listed, shown
+from blockformer.files.errors import ConversionError, listed, shown
+
 from ..values import Computed, HeadDim, InnerSize
 from .decoder import ALL_BIASES, GPT, QKV, DecoderFamily
 from .fresh import four_widths

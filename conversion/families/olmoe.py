@@ -10,7 +10,6 @@ FIELDS = {
     "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
     "attention_bias": ALL_ATTENTION_BIASES,
 }
-HEADS = ("ForCausalLM", "Model")
 
 OLMOE = ExpertsFamily(
     "olmoe",

@@ -5,7 +5,8 @@ experts at random and has a gradient of its own; ours takes the same experts and
 longer than `original_max_position_embeddings` ours turns by the long factors, transformers 5.23 by the short ones.
 """
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, shown
+
 from ..storage.experts import OneByOne
 from ..values import Computed, HeadDim, NotExpressible, Rope, WindowEverywhere
 from .decoder import ALL_ATTENTION_BIASES, LLAMA

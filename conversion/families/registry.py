@@ -11,9 +11,11 @@ from typing import Any
 import transformers
 from transformers import PretrainedConfig
 
+from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.quiet import quiet
+from blockformer.model.axes import axes
+
 from ..arguments import check_family
-from ..errors import ConversionError, listed, shown
-from ..quiet import quiet
 from . import index
 from .architectures import todays_classes
 from .base import Family
@@ -107,6 +109,14 @@ def nearest(official: Mapping[str, Any]) -> str:
     with quiet():
         best = sorted(FAMILIES.values(), key=likeness, reverse=True)[:2]
         return f"; its settings are closest to {'; and to '.join(map(told, best))}"
+
+
+def official_names(config_class: type[PretrainedConfig]) -> dict[str, str]:
+    """Field of an official config -> the field of ours that means it, of those of a config class."""
+    ours: dict[str, str] = {}
+    for family in FAMILIES.values():
+        ours |= {theirs: meant[0] for theirs, meant in family.fields.items() if meant[0] in axes(config_class)}
+    return ours
 
 
 def family_for(config: PretrainedConfig) -> Family:

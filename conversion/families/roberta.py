@@ -11,7 +11,8 @@ The sequence classification head has its own dense layer, which becomes our pool
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, shown
+
 from ..values import TOKEN_TYPES, Computed
 from .bert import FRESH as BERT_FRESH
 from .bert import LAYER, NAMES, STRUCTURE

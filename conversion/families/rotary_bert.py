@@ -7,9 +7,9 @@ GTE's own come with code of their own, in which its `model_type` is "new".
 from collections.abc import Mapping
 from typing import Any
 
+from blockformer.files.errors import ConversionError, shown
 from blockformer.model.axes import is_number
 
-from ..errors import ConversionError, shown
 from ..storage.modules import ModulesInFiles
 from ..values import Computed, HeadDim, Rope
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS

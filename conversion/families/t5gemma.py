@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from ..errors import ConversionError, listed
+from blockformer.files.errors import ConversionError, listed
+
 from ..rules.table import Rule
 from ..values import Computed, NotExpressible
 from .decoder import ATTENTION, MLP

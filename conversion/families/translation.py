@@ -18,13 +18,14 @@ from typing import Any
 import transformers
 from transformers import PretrainedConfig
 
+from blockformer.files.config_file import NEVER_FOLLOWED
+from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.quantized import FIELDS, REMEDY, without_empty
+from blockformer.files.quiet import quiet
 from blockformer.model.axes import axes, did_you_mean
 from blockformer.model.configuration_blockformer import check_counts
+from blockformer.model_classes import MODELS
 
-from ..errors import ConversionError, listed, shown
-from ..files.config_file import NEVER_FOLLOWED
-from ..quiet import quiet
-from ..storage.quantized import FIELDS, REMEDY, without_empty
 from ..storage.variant import CheckpointVariant
 from ..values import DROPOUTS, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none
 from .head import Head
@@ -183,7 +184,7 @@ class ConfigTranslation(ABC):
 
     def _settings_from(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any]:
         """The same, of which our config may still refuse some."""
-        head, plain = self.head(variant), self.plain_entries(official, variant)
+        head, plain = self.head(variant), self.plain_entries(official)
         bad = self._unsupported(plain)
         if head.ours.startswith("BlockformerEncoderDecoder") and not plain.get("is_encoder_decoder", True):
             bad.append("is_encoder_decoder")
@@ -282,8 +283,8 @@ class ConfigTranslation(ABC):
         with quiet():
             return self.official_config({})
 
-    def plain_entries(self, official: Mapping[str, Any], variant: CheckpointVariant) -> Mapping[str, Any]:
-        """The entries, except for the quantization that the variant has."""
+    def plain_entries(self, official: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The entries, except for a quantization that ours keeps."""
         return official
 
     def official_config(self, official: Mapping[str, Any]) -> PretrainedConfig:
@@ -324,11 +325,9 @@ class ConfigTranslation(ABC):
         Raises:
             ConversionError: our config refuses them.
         """
-        import blockformer
-
         wanted = {"architectures": [self.our_model_class_name], **copy.deepcopy(dict(settings))}
         try:
-            return getattr(blockformer, wanted["architectures"][0]).config_class(**wanted)
+            return MODELS[wanted["architectures"][0]].config_class(**wanted)
         except ConversionError:
             raise
         except ValueError as error:

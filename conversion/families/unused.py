@@ -5,8 +5,9 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError
-from ..quiet import quiet
+from blockformer.files.errors import ConversionError
+from blockformer.files.quiet import quiet
+
 from ..values import DROPOUTS
 
 Build = Callable[[Mapping[str, Any]], PretrainedConfig]

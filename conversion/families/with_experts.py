@@ -52,7 +52,7 @@ class ExpertsFamily(DecoderFamily):
         settings: the arguments of `DecoderFamily`.
     """
 
-    words = DecoderFamily.words | {STACKED}
+    own_traits = frozenset({STACKED})
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ExpertsFamily(DecoderFamily):
         wanted = ".".join(map(str, first))
         return f"transformers {transformers.__version__} computes {self.name} wrongly; install {wanted} or later"
 
-    def storage(self, variant, config, plain=None):
+    def storage(self, variant, config):
         """See `Family.storage`."""
         if self.published is None or STACKED in variant.traits:
             return []

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .operations import Chain, Identity, Operation, Reversed, Shape, Transpose
+from .operations import Chain, Identity, OneWay, Operation, Reversed, Shape, Transpose
 from .table import Group, Target
 
 
 @dataclass(frozen=True)
-class InTurn:
+class InTurn(OneWay):
     """Some groups, then others that read what they make.
 
     Attributes:
@@ -34,14 +34,8 @@ class InTurn:
                 between.pop(name)
         return [tensor for group in self.second for _, tensor in group.apply(between.__getitem__)]
 
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        raise NotImplementedError  # a plan has one direction
-
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return [target.shape for group in self.second for target in group.targets]
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        raise NotImplementedError
 
 
 def in_turn(first: Iterable[Group], second: Iterable[Group]) -> list[Group]:

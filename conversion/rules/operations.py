@@ -7,20 +7,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+from blockformer.files.safetensors_io import bytes_of
 
 Shape = tuple[int, ...]
 
 
-def bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, uint8 [nbytes]: a view if it is contiguous, else a copy."""
-    flat = tensor.detach().contiguous()
-    flat = flat.as_strided((flat.numel(),), (1,))  # not reshape: one element may keep a stride that no view allows
-    return flat.view(torch.uint8)
-
-
 class Operation(Protocol):
-    """A change of tensors that can be undone bit for bit. It maps shapes too, so planning needs no data."""
+    """A change of tensors that can be undone bit for bit, or is `OneWay`. It maps shapes too, without any data."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Official tensors -> ours."""
@@ -33,6 +27,26 @@ class Operation(Protocol):
 
     def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """The shapes after `inverse`. Raises `ConversionError` if it does not apply."""
+
+
+class OneWay:
+    """An operation that cannot be undone: of weights that lose bits, and in plans, which run in one direction."""
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Refuse.
+
+        Raises:
+            ConversionError: always.
+        """
+        raise ConversionError(f"{type(self).__name__} has no way back")
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Refuse.
+
+        Raises:
+            ConversionError: always.
+        """
+        raise ConversionError(f"{type(self).__name__} has no way back")
 
 
 @dataclass(frozen=True)

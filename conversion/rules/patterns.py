@@ -6,6 +6,8 @@ Names that come from a checkpoint are only ever compared; they never become a pa
 import re
 from collections.abc import Iterable, Sequence
 
+from blockformer.files.errors import shown
+
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -70,3 +72,24 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
 def tuple_of(names: str | tuple[str, ...]) -> tuple[str, ...]:
     """The names of one side of a rule."""
     return (names,) if isinstance(names, str) else names
+
+
+def nothing_matched(tensors: Iterable[str], sources: list[list[Pattern]]) -> str:
+    """The message for a checkpoint in which no name matches any rule."""
+    names = list(tensors)
+    patterns = [pattern for side in sources for pattern in side]
+    if not names:
+        return "the checkpoint holds no tensors"
+    message = f"no tensor name matches: the checkpoint has names like {shown(names[0])}"
+    if patterns:
+        message += f", the rules expect names like {shown(patterns[0].text)}"
+    for name in names[:100]:
+        heads = [name[: found.end()] for found in re.finditer(r"\.", name[:200])]
+        for pattern in patterns:
+            for head in heads:
+                if pattern.match(name[len(head) :]) is not None:
+                    return f"{message}; they match without the prefix {shown(head)}: rename them and try again"
+            first = pattern.text.partition(".")[0] + "."
+            if pattern.match(first + name) is not None:
+                return f"{message}; they match with the prefix {shown(first)}: save the whole model, not its inner part"
+    return f"{message}; is this another family? Check model_type in config.json, or name the family"

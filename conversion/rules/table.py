@@ -4,19 +4,19 @@ A rule says which tensors of the official layout make which tensors of ours, and
 hold numbered placeholders: `model.layers.{layer}.mlp.up_proj.weight` stands for every layer.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError, MisfitError, listed, shown
+from blockformer.files.errors import ConversionError, MisfitError, listed, shown
+from blockformer.files.safetensors_io import HasHeader
+
 from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose
-from .patterns import Pattern, Places, tuple_of
+from .patterns import Pattern, Places, nothing_matched, tuple_of
 from .ties import check_tied
 
 __all__ = [
@@ -34,20 +34,9 @@ __all__ = [
 ]
 
 UNTAKEN, TWICE = "tensors that no rule takes", "targets filled twice"
+LACKING = "parts that are missing"
 NO_PLACE = "tensors that the model has no place for"
 CAN_GO = "If the official class does not read them either, remove them from the file."
-
-
-class HasHeader(Protocol):
-    """What a plan needs to know of a tensor; `TensorInfo` and `torch.Tensor` both have it."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """The shape."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +187,7 @@ class RuleTable:
             problems.pop(UNTAKEN, None)
             problems.pop(NO_PLACE, None)
         elif not found:
-            raise ConversionError(_nothing_matched(tensors, [sources for sources, _ in sides]))
+            raise ConversionError(nothing_matched(tensors, [sources for sources, _ in sides]))
         filled: dict[str, str] = {}
         groups = []
         for (index, values), parts in found.items():
@@ -211,8 +200,7 @@ class RuleTable:
                 filled[name] = shown(next(iter(parts.values())))
             absent = [pattern.fill(values) for slot, pattern in enumerate(sources) if slot not in parts]
             if absent:
-                have, lack = ", ".join(map(shown, parts.values())), ", ".join(map(shown, absent))
-                problems["parts that are missing"].append(f"{have}: needs {lack}")
+                problems[LACKING].append(_lacking(parts.values(), absent))
                 continue
             op = Reversed(rule.op) if reverse else rule.op
             group = _group(op, [parts[slot] for slot in range(len(sources))], names, tensors, problems, rule, dtype)
@@ -223,10 +211,7 @@ class RuleTable:
         if expected is not None:
             _compare(filled, groups, expected, [Pattern(name) for name in optional], problems)
         if problems:
-            kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
-            end = f"\n{CAN_GO}" if UNTAKEN in problems else ""
-            message = "the checkpoint's tensors do not fit the model:" + "".join(kinds) + end
-            raise MisfitError(message, _wrong_shapes(groups, expected or {}))
+            raise MisfitError(_told(problems), _wrong_shapes(groups, expected or {}))
         return groups
 
     @property
@@ -297,6 +282,52 @@ class RuleTable:
             return True
         numbers = dict(zip(pattern.fields, map(int, values), strict=True))
         return numbers.get("layer", 0) < self.layers <= numbers.get("beyond", self.layers)
+
+
+def groups_of(
+    weights: Mapping[str, Sequence[str]],
+    op: Operation,
+    dtypes: Sequence[torch.dtype],
+    dtype: torch.dtype,
+    tensors: Mapping[str, HasHeader],
+) -> list[Group]:
+    """The groups that make weights of their parts, by names without placeholders.
+
+    Args:
+        weights: name -> the names of its parts.
+        op: makes it of them.
+        dtypes: what the parts must be.
+        dtype: of the weight.
+        tensors: name -> header of every tensor of the checkpoint.
+
+    Raises:
+        ConversionError: one error that lists every problem; see `RuleTable.plan`.
+    """
+    problems: dict[str, list[str]] = defaultdict(list)
+    groups = []
+    for weight, parts in weights.items():
+        if absent := [name for name in parts if name not in tensors]:
+            problems[LACKING].append(_lacking([name for name in parts if name in tensors], absent))
+            continue
+        if weight in tensors:
+            problems[TWICE].append(shown(weight))
+        rule = Rule(tuple(parts), weight, op, tuple(dtypes), dtype)
+        group = _group(op, list(parts), (weight,), tensors, problems, rule, None)
+        groups += [] if group is None else [group]
+    if problems:
+        raise MisfitError(_told(problems))
+    return groups
+
+
+def _lacking(have: Iterable[str], lack: Iterable[str]) -> str:
+    return f"{', '.join(map(shown, have))}: needs {', '.join(map(shown, lack))}"
+
+
+def _told(problems: Mapping[str, list[str]]) -> str:
+    """The message that lists all problems."""
+    kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
+    end = f"\n{CAN_GO}" if UNTAKEN in problems else ""
+    return "the checkpoint's tensors do not fit the model:" + "".join(kinds) + end
 
 
 def _with_rest(
@@ -389,24 +420,3 @@ def _compare(
     for name in expected:
         if name not in filled and not any(pattern.match(name) is not None for pattern in optional):
             problems["tensors of the model that nothing fills"].append(shown(name))
-
-
-def _nothing_matched(tensors: Iterable[str], sources: list[list[Pattern]]) -> str:
-    """The message for a checkpoint in which no name matches any rule."""
-    names = list(tensors)
-    patterns = [pattern for side in sources for pattern in side]
-    if not names:
-        return "the checkpoint holds no tensors"
-    message = f"no tensor name matches: the checkpoint has names like {shown(names[0])}"
-    if patterns:
-        message += f", the rules expect names like {shown(patterns[0].text)}"
-    for name in names[:100]:
-        heads = [name[: found.end()] for found in re.finditer(r"\.", name[:200])]
-        for pattern in patterns:
-            for head in heads:
-                if pattern.match(name[len(head) :]) is not None:
-                    return f"{message}; they match without the prefix {shown(head)}: rename them and try again"
-            first = pattern.text.partition(".")[0] + "."
-            if pattern.match(first + name) is not None:
-                return f"{message}; they match with the prefix {shown(first)}: save the whole model, not its inner part"
-    return f"{message}; is this another family? Check model_type in config.json, or name the family"

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError, listed, shown
-from .operations import bytes_of
+from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.safetensors_io import bytes_of
 
 
 def check_tied(read: Callable[[str], Tensor | Iterable[Tensor]], pairs: Iterable[tuple[str, str]]) -> None:

@@ -5,24 +5,20 @@ K inputs, N outputs, G inputs per group: `qweight` int32 [K, N / 8], `qzeros` in
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from blockformer.files.errors import ConversionError, listed
 from blockformer.model.awq_linear import dequantize
 
-from ..errors import ConversionError, listed, shown
-from ..files.checkpoint import Checkpoint
-from ..rules.operations import Shape
-from ..rules.table import Rule
-from .variant import CheckpointVariant
+from ..rules.operations import OneWay, Shape
+from ..rules.table import Rule, groups_of
+from .low_bits import FIELD, LowBitFormat, lower, told, wrong_entries
 
-TRAIT = "4 bits"
-"""Of the variant of a checkpoint whose linear maps are kept so."""
-FIELD = "quantization_config"
 PARTS = {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16}
 # What a checkpoint must say of itself, and what it may say without a change of its weights' meaning.
 _WANTED: dict[str, tuple[Any, ...]] = {
@@ -45,33 +41,19 @@ def group_size(official: Mapping[str, Any]) -> int | None:
     Raises:
         ConversionError: it is an AWQ checkpoint of another kind.
     """
-    entries = official.get(FIELD)
-    if not isinstance(entries, Mapping) or _lower(entries.get("quant_method")) != "awq":
+    if not AWQ.is_told(official):
         return None
-    stated = {**_DEFAULTS, **{name: _lower(value) for name, value in entries.items()}}
-    lines = [
-        f"{name} is {_told(entries.get(name))}, not {' or '.join(map(repr, wanted))}"
-        for name, wanted in _WANTED.items()
-        if stated.get(name) not in wanted
-    ]
-    lines += [f"{shown(name)} is not understood" for name in entries if name not in (*_WANTED, *_FREE)]
+    entries = {name: lower(value) for name, value in official[FIELD].items()}
+    lines = wrong_entries({**_DEFAULTS, **entries}, _WANTED, _FREE)
     size = entries.get("group_size", 128)
     if type(size) is not int or not (size == -1 or size > 0):
-        lines.append(f"group_size is {_told(size)}, not a positive integer or -1")
+        lines.append(f"group_size is {told(size)}, not a positive integer or -1")
     if lines:
         raise ConversionError(
             f"config.json: {FIELD}: an AWQ checkpoint must have 4 bits and zero points, in the gemm layout, to be "
             f"converted:{listed(lines)}"
         )
     return size
-
-
-def _told(value: Any) -> str:
-    return repr(value) if value is None or isinstance(value, bool | int | float) else shown(value)
-
-
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
 
 
 def entries_for(config: PretrainedConfig) -> dict[str, Any]:
@@ -89,22 +71,14 @@ def entries_for(config: PretrainedConfig) -> dict[str, Any]:
     }
 
 
-def without(official: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a checkpoint's plain twin."""
-    return {name: value for name, value in official.items() if name != FIELD}
-
-
 @dataclass(frozen=True)
-class Dequantize:
+class Dequantize(OneWay):
     """`qweight`, `qzeros`, `scales` -> the weight [N, K] that they stand for; there is no way back."""
 
     dtype: torch.dtype
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [plain_weight(*tensors).to(self.dtype)]
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        raise ConversionError("plain weights do not become weights of 4 bits")
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         words, zeros, scales = shapes
@@ -116,9 +90,6 @@ class Dequantize:
         if inputs % groups or tuple(zeros) != (groups, words[1]) or scales[1] != outputs:
             raise ConversionError(f"{', '.join(lines)} do not fit together")
         return [(outputs, inputs)]
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        raise ConversionError("plain weights do not become weights of 4 bits")
 
 
 def plain_weight(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
@@ -143,14 +114,6 @@ def kept_rules(plain: Iterable[Rule], low: Collection[str]) -> list[Rule]:
     return rules
 
 
-def dequantizing_rules(low: Iterable[str], dtype: torch.dtype) -> list[Rule]:
-    """The rules that make plain weights of this dtype: tensors of the file -> of the class."""
-    return [
-        Rule(names_of(weight), weight, Dequantize(dtype), dtypes=tuple(PARTS.values()), target_dtype=dtype)
-        for weight in sorted(low)
-    ]
-
-
 def names_of(weight: str) -> tuple[str, ...]:
     """The names of the three tensors that stand for a weight."""
     return tuple(weight.removesuffix("weight") + part for part in PARTS)
@@ -161,18 +124,24 @@ def low_bit_weights(names: Iterable[str]) -> set[str]:
     return {f"{name.removesuffix('qweight')}weight" for name in names if name.endswith(".qweight")}
 
 
-def read_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All weights of a checkpoint in a dtype, plain ones in place of those with 4 bits."""
-    weights = {}
-    for name in checkpoint.tensors:
-        stem, _, part = name.rpartition(".")
-        if part == "qweight":
-            weights[f"{stem}.weight"] = plain_weight(*(checkpoint.read(f"{stem}.{p}") for p in PARTS)).to(dtype)
-        elif part not in PARTS:
-            weights[name] = checkpoint.read(name).to(dtype)
-    return weights
+class _Awq(LowBitFormat):
+    """Linear maps of 4 bits, which families keep whose matrices are ours one by one; `convert` may make them plain."""
+
+    method, may_stay = "awq", True
+
+    def is_there(self, official, names):
+        """See `LowBitFormat.is_there`: the config says it."""
+        return self.is_told(official)
+
+    def check(self, official):
+        """See `LowBitFormat.check`."""
+        group_size(official)
+
+    def groups(self, tensors, dtype):
+        """See `LowBitFormat.groups`."""
+        stems = dict.fromkeys(name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in PARTS)
+        weights = {f"{stem}.weight": names_of(f"{stem}.weight") for stem in stems}
+        return groups_of(weights, Dequantize(dtype), tuple(PARTS.values()), dtype, tensors)
 
 
-def trait(variant: CheckpointVariant) -> CheckpointVariant:
-    """A variant of the same head with 4-bit weights."""
-    return replace(variant, traits=variant.traits | {TRAIT})
+AWQ = _Awq()

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import Shape
 from ..rules.table import Rule, module_rules
 
@@ -17,7 +18,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackExperts:
     """`parts` matrices [rows, columns] of each expert, one expert after the other -> [E, parts * rows, columns]."""
 
     experts: int
@@ -77,5 +78,5 @@ class OneByOne:
             rules.append(Rule(theirs + self.statics, f"{ours}gate.{self.statics}"))
         for target, parts in (("experts.gate_up_proj", self.parts[:2]), ("experts.down_proj", self.parts[2:])):
             names = [f"{theirs}experts.{i}.{part}.weight" for i in range(experts) for part in parts]
-            rules.append(Rule(tuple(names), ours + target, Stack(experts, len(parts))))
+            rules.append(Rule(tuple(names), ours + target, StackExperts(experts, len(parts))))
         return rules

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import ConversionError
-from ..rules.operations import Chain, Shape, Transpose
-from ..rules.table import Rule
+from blockformer.files.errors import ConversionError, shown
+
+from ..rules.operations import Chain, OneWay, Shape, Transpose
+from ..rules.table import groups_of
+from .low_bits import FIELD, LowBitFormat
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """What the lower three of four bits stand for; the upper one is the sign."""
 
 
 @dataclass(frozen=True)
-class Mxfp4:
+class Mxfp4(OneWay):
     """Blocks uint8 [E, rows, n, 16] and scales uint8 [E, rows, n] -> bfloat16 [E, rows, 32 n]; there is no way back.
 
     A byte holds two numbers, the lower bits the first; a scale is an exponent of 2, less 127.
@@ -39,15 +41,29 @@ class Mxfp4:
             raise ConversionError(f"blocks {list(blocks)} and scales {list(scales)} are not MXFP4 weights")
         return [(*blocks[:2], blocks[2] * 32)]
 
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        raise ConversionError("plain weights do not become MXFP4 weights")
 
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        raise ConversionError("plain weights do not become MXFP4 weights")
+class _Mxfp4(LowBitFormat):
+    """Matrices of all experts, stored transposed, which become bfloat16. The official class reads them by itself."""
+
+    method, ending = "mxfp4", "_blocks"
+    note = "the experts' MXFP4 weights have become bfloat16; the way back writes bfloat16 too"
+    note_on_paper = "the experts' weights are stored in MXFP4; conversion makes bfloat16 of them"
+
+    def check(self, official):
+        """See `LowBitFormat.check`."""
+        if not self.is_told(official):
+            raise ConversionError(f"config.json: {FIELD} is {shown(official.get(FIELD))}, and the experts are in MXFP4")
+
+    def to_load(self, official):
+        """See `LowBitFormat.to_load`."""
+        return {**official, FIELD: {**official[FIELD], "dequantize": True}}
+
+    def groups(self, tensors, dtype):
+        """See `LowBitFormat.groups`."""
+        stems = dict.fromkeys(name.removesuffix(self.ending) for name in tensors if name.endswith(self.ending))
+        weights = {stem: (f"{stem}_blocks", f"{stem}_scales") for stem in stems}
+        op = Chain(Mxfp4(), Transpose(1, 2))
+        return groups_of(weights, op, (torch.uint8, torch.uint8), torch.bfloat16, tensors)
 
 
-def rule(weight: str) -> Rule:
-    """The rule that makes the transposed matrices of all experts of their blocks and scales, in bfloat16."""
-    parts = (f"{weight}_blocks", f"{weight}_scales")
-    dtypes = (torch.uint8, torch.uint8)
-    return Rule(parts, weight, Chain(Mxfp4(), Transpose(1, 2)), dtypes=dtypes, target_dtype=torch.bfloat16)
+MXFP4 = _Mxfp4()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import ConversionError, listed, shown
+from blockformer.files.errors import ConversionError, listed, shown
 
 
 class Spelling(Protocol):
@@ -95,6 +95,34 @@ class Ending:
 
 def _with_ending(name: str, endings: Mapping[str, str]) -> str:
     return next((name.removesuffix(old) + new for old, new in endings.items() if name.endswith(old)), name)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another way in which some checkpoints write names, which their tensors show.
+
+    Attributes:
+        name: what the record of a conversion calls it.
+        spelling: how such names differ from the class's.
+        starts: some name begins with one of these; empty for no such condition.
+        ends: some name ends in one of these; the same.
+        unless: no name begins with one of these.
+    """
+
+    name: str
+    spelling: Spelling
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+
+    def is_shown(self, names: Iterable[str]) -> bool:
+        """Whether tensors of these names, as the checkpoint has them, are written so."""
+        names = list(names)
+        return (
+            (not self.starts or any(name.startswith(self.starts) for name in names))
+            and (not self.ends or any(name.endswith(self.ends) for name in names))
+            and not (self.unless and any(name.startswith(self.unless) for name in names))
+        )
 
 
 def todays_names(names: Iterable[str], spellings: Spellings) -> dict[str, str]:

@@ -12,10 +12,15 @@ class CheckpointVariant:
 
     Attributes:
         head: name of the official class that its tensors make.
-        traits: which of several spellings its names have, and which optional tensors are there; the family's own words.
+        traits: the names of the alternatives that its tensors show (`Family.alternatives`), and which optional tensors
+            are there, in the family's own words (`Family.own_traits`).
         sizes: shapes of tensors that are stored next to the weights, which go back only where they still fit.
+        prefix: what the names of all tensors begin with, of a weight file that is only read.
+        note: what was found out about such a file, for its user; "" for nothing.
     """
 
     head: str
     traits: frozenset[str] = frozenset()
     sizes: Mapping[str, Shape] = field(default_factory=dict)
+    prefix: str = ""
+    note: str = ""

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
+
 from ..storage.variant import CheckpointVariant
 
 

@@ -1,6 +1,7 @@
 """Settings of BERT-like encoders that are more than a field of the same meaning: positions, pooler, token types."""
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, shown
+
 from .base import Computed, NotExpressible
 from .common import token_or_none
 

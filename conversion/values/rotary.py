@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from blockformer.files.errors import ConversionError, shown
 from blockformer.model.rotary import rotary_size
 
-from ..errors import ConversionError, shown
 from .base import Official
 
 

@@ -1,6 +1,6 @@
 """Sliding windows: in no layer, in every one, in some."""
 
-from ..errors import ConversionError
+from blockformer.files.errors import ConversionError
 
 
 class NoWindow:

@@ -23,13 +23,11 @@ from .model.blocks import ENTRY, SCHEMES, Block
 from .model.compat import generation_field_names
 from .model.configuration_blockformer import INHERITED_ARGUMENTS
 from .model.configuration_decoder import BlockformerDecoderConfig
-from .model.configuration_encoder import BlockformerEncoderConfig
-from .model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .model.layer import Layer
 from .model.modeling_decoder import BlockformerDecoderForCausalLM
+from .model_classes import CONFIGS
 from .publishing.repo_code import MODEL, topology_files
 
-CONFIGS = (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig)
 PLAIN_LIBRARY = frozenset("__future__ collections dataclasses enum functools itertools math typing".split())
 """What a block may import of the standard library: nothing that reads, writes or runs something else."""
 _TINY: dict[str, Any] = {
@@ -111,7 +109,7 @@ def _check_source(path: Path, source: bytes) -> None:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{path}: not Python: {error}") from error
-    siblings = set.intersection(*({each.stem for each in topology_files(config)} for config in CONFIGS))
+    siblings = set.intersection(*({each.stem for each in topology_files(config)} for config in CONFIGS.values()))
     siblings = siblings - {"compat", "release"} | {"blocks"}
     for node in ast.walk(tree):
         where = f"{path}: line {getattr(node, 'lineno', 0)}"
@@ -177,7 +175,7 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
     added = [block for block in _registered() if before[block.axis].get(block.value) is not block]
     if not added:
         raise ValueError(f"{path}: there is no block in it: write @block(axis, value) above a class.")
-    ours = {name: each for config in CONFIGS for name, each in axes(config).items()}
+    ours = {name: each for config in CONFIGS.values() for name, each in axes(config).items()}
     for block in added:
         what, name, earlier = f"{block.axis}={block.value!r}", block.cls.__name__, before[block.axis].get(block.value)
         if block.value in ours[block.axis].values:

@@ -11,8 +11,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import blockformer
 from blockformer.cli import main
 from blockformer.cli.checkpoints import progress_bar
-from blockformer.conversion.files.sizes import format_size
-from blockformer.conversion.summary import describe, summarize
+from blockformer.files.sizes import format_size
+from blockformer.summary import describe, summarize
 
 SIZES = {**TINY, "vocab_size": 99, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.4}
 # The settings of Qwen/Qwen3-14B as its config.json has them.
@@ -181,7 +181,7 @@ def test_an_unexpected_error_is_named_and_not_dumped(capsys, monkeypatch, source
     def broken(*args):
         raise ZeroDivisionError("nobody\nthought of it")
 
-    monkeypatch.setattr("blockformer.conversion.summary.config_of", broken)
+    monkeypatch.setattr("blockformer.summary.config_of", broken)
     call("inspect", source, status=1)
     assert capsys.readouterr().err == "error: ZeroDivisionError: nobody (--debug shows more)\n"
 
@@ -196,7 +196,7 @@ def test_ctrl_c_is_status_130(capsys, monkeypatch, source):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("blockformer.conversion.summary.config_of", interrupted)
+    monkeypatch.setattr("blockformer.summary.config_of", interrupted)
     call("inspect", source, status=130)
     assert capsys.readouterr().err == "interrupted\n"
 

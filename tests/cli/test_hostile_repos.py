@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from blockformer.cli import main, template
 from blockformer.cli.entry import printable_logs
 from blockformer.conversion import ConversionError, convert
-from blockformer.conversion.errors import printable
+from blockformer.files.errors import printable
 
 # Writes into the clipboard, clears the screen, sets the window's title; turns the direction of writing; goes back.
 STEERING = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b]0;t\x1b\\\u202eevil\u2066\r\x9b31m\x08"
@@ -217,7 +217,7 @@ def test_a_tokenizer_that_makes_a_text_huge_is_refused_before_it_reads_one(repo,
 
 
 def test_many_ways_to_lengthen_a_text_are_counted(repo):
-    from blockformer.conversion.files.tokenizer_bounds import check_bounds
+    from blockformer.files.tokenizer_bounds import check_bounds
 
     regex = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 40}
     nested = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [regex]}, regex]}

@@ -30,10 +30,10 @@ from safetensors.torch import save_file
 
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.files.regular import open_regular
-from blockformer.conversion.files.safetensors_io import read_header, read_tensor
 from blockformer.conversion.plan import plan_in, plan_out
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.regular import open_regular
+from blockformer.files.safetensors_io import read_header, read_tensor
 
 SECONDS = 5
 """Processor time that one case may take; a forbidden one, which takes all of it, a fifth."""

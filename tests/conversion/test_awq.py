@@ -19,8 +19,8 @@ from blockformer.cli import main
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.storage import awq
-from blockformer.conversion.summary import summarize
 from blockformer.model.awq_linear import QuantizedLinear
+from blockformer.summary import summarize
 
 from .oracles import (
     SIZES,
@@ -89,6 +89,15 @@ def test_there_and_back(tmp_path, family, group, settings):
     assert_same(from_official(tmp_path / "official"), plain)
     export_folder(tmp_path / "ours", tmp_path / "again")
     assert stored(tmp_path / "again") == stored(tmp_path / "ours")
+
+
+def test_where_matrices_are_fused_only_plain_weights_can_be_made(tmp_path):
+    """As in Phi-3, whose families keep no 4 bits."""
+    plain = awq_folder(tmp_path / "official", "phi3", head_dim=16, pad_token_id=0)
+    with pytest.raises(ConversionError, match=r"quantization_config is .*AWQ with 4 bits"):
+        convert(tmp_path / "official", tmp_path / "ours")
+    convert(tmp_path / "official", tmp_path / "ours", dequantize="float32")
+    assert_same(blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "ours"), plain)
 
 
 LATER = [name for name, family in FAMILIES.items() if getattr(family, "has_low_bits", False) and name not in SPECIAL]

@@ -7,7 +7,7 @@ from pairs import assert_close
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_for
-from blockformer.conversion.files.unused_tensors import UNUSED_FILE
+from blockformer.conversion.storage.unused_tensors import UNUSED_FILE
 
 from .oracles import assert_verified, edit_config, edit_tensors, official_folder, stored, there_and_back
 from .outputs import assert_same_outputs

@@ -13,10 +13,10 @@ from transformers.models.mbart.modeling_mbart import shift_tokens_right as shift
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_for
-from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.conversion.probes import probes
 from blockformer.conversion.rules.operations import LeadingAxis
-from blockformer.conversion.summary import summarize
+from blockformer.conversion.storage.unused_tensors import UNUSED_FILE
+from blockformer.summary import summarize
 
 from .oracles import (
     BART_SIZES,

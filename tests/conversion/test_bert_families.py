@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_for
-from blockformer.conversion.files.unused_tensors import UNUSED_FILE
-from blockformer.conversion.summary import summarize
+from blockformer.conversion.storage.unused_tensors import UNUSED_FILE
+from blockformer.summary import summarize
 
 from .oracles import (
     BERT_SIZES,

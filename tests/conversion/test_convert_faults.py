@@ -12,9 +12,8 @@ from fork_server import program
 from safetensors.torch import load_file, save_file
 
 from blockformer.conversion import ConversionError, convert
-from blockformer.conversion.errors import is_out_of_memory
-from blockformer.conversion.files.repo import memory_errors
-from blockformer.conversion.files.sources import locate
+from blockformer.files.errors import is_out_of_memory, memory_errors
+from blockformer.files.sources import locate
 
 from .oracles import edit_config, fingerprint, official_folder
 

@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.files.tokenizers import TEXTS
 from blockformer.conversion.probes import probes, run
 from blockformer.conversion.verify import Measured, compare, verify
+from blockformer.files.tokenizers import TEXTS
 
 from .oracles import (
     SPECIAL,
@@ -275,6 +275,24 @@ def test_an_unknown_word_about_the_source_is_refused(tmp_path, form, word):
     with pytest.raises(ConversionError, match=rf"conversion\.json: form: '{word}' says nothing .* of qwen3"):
         convert(tmp_path / "ours", tmp_path / "back", to_official=True, verify=False)
     assert not (tmp_path / "back").exists()
+
+
+def test_the_record_has_a_version_and_those_without_one_are_read(tmp_path):
+    official_folder(tmp_path / "official")
+    convert(tmp_path / "official", tmp_path / "ours", verify=False)
+    path = tmp_path / "ours/conversion.json"
+    record = json.loads(path.read_text())
+    assert record["version"] == 1
+    path.write_text(json.dumps({**record, "version": 2}))
+    with pytest.raises(ConversionError, match=r"conversion\.json: version is 2, and this release reads 1 at most: pip"):
+        convert(tmp_path / "ours", tmp_path / "back", to_official=True)
+    old = {name: value for name, value in record.items() if name != "version"}
+    path.write_text(json.dumps({**old, "form": {**old["form"], "traits": ["4 bits"]}}))
+    convert(tmp_path / "ours", tmp_path / "back", to_official=True, verify=False)
+    assert stored(tmp_path / "back") == stored(tmp_path / "official")
+    path.write_text(json.dumps({**record, "form": {**old["form"], "traits": ["4 bits"]}}))
+    with pytest.raises(ConversionError, match="form: '4 bits' says nothing"):
+        convert(tmp_path / "ours", tmp_path / "again", to_official=True, verify=False)
 
 
 def test_a_changed_model_goes_back_with_its_new_settings_and_the_unknown_entries(tmp_path):

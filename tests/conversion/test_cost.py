@@ -7,8 +7,8 @@ import torch
 import transformers
 from fork_server import ForkServer, program
 
-from blockformer.conversion.files.checkpoint import Checkpoint
 from blockformer.conversion.plan import parse_dtype, plan_in
+from blockformer.files.checkpoint import Checkpoint
 
 from .oracles import edit_tensors
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from checkpoint_files import contents
 
 import blockformer
 from blockformer.conversion import convert, export_folder
@@ -10,7 +11,6 @@ from blockformer.conversion.articles.transformer import EXTRA_CODE
 from blockformer.conversion.reshaped import convert_reshaped
 
 from .oracles import official_folder
-from .support import contents
 
 ODD = {
     "notes.txt": "years",

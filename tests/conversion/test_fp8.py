@@ -9,7 +9,7 @@ from sizes import OFFICIAL_DECODER
 
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.summary import summarize
+from blockformer.summary import summarize
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of
 from .rows import Row, model_of

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from checkpoint_files import make_sharded, write_index
 from fork_server import ForkServer
 
 from blockformer.conversion import ConversionError, convert
-from blockformer.conversion.errors import CheckpointError
-from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.files.json_files import strict_json
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import CheckpointError
+from blockformer.files.json_files import strict_json
 
 from . import fuzzing
 from .oracles import edit_config, official_folder
-from .support import make_sharded, write_index
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="limits a process, and watches it by /proc")
 PATIENCE = 90

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_for
-from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.conversion.probes import probes, run
+from blockformer.conversion.storage.unused_tensors import UNUSED_FILE
 from blockformer.conversion.storage.variant import CheckpointVariant
-from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import compare
+from blockformer.summary import summarize
 
 from .oracles import (
     GPT2_SIZES,

@@ -10,7 +10,7 @@ from sizes import OFFICIAL_DECODER, OFFICIAL_ENCODER
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.summary import summarize
+from blockformer.summary import summarize
 
 from .oracles import (
     assert_verified,

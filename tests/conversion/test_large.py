@@ -17,8 +17,8 @@ import torch
 from fork_server import PROGRAMS
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.files.writer import ShardWriter
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.writer import ShardWriter
 
 pytestmark = [
     pytest.mark.exhaustive,

@@ -23,8 +23,8 @@ from blockformer.conversion import ConversionError, convert, export_folder, from
 from blockformer.conversion.loading import load_any
 from blockformer.conversion.options import OPTIONS, OWN
 from blockformer.conversion.reshaped import convert_reshaped
-from blockformer.conversion.summary import summarize
 from blockformer.model.pretrained_model import BlockformerPreTrainedModel
+from blockformer.summary import summarize
 
 from .oracles import edit_config, in_our_names, official_folder, stored
 

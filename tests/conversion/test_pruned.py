@@ -11,7 +11,7 @@ from sizes import THREE_LAYERS, TOKENS
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.summary import summarize
+from blockformer.summary import summarize
 
 from .oracles import edit_config, edit_tensors, entries_of, stored
 

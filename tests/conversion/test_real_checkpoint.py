@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, BertModel
 
 import blockformer
 from blockformer.conversion import ConversionError, convert
-from blockformer.conversion.files.unused_tensors import UNUSED_FILE
+from blockformer.conversion.storage.unused_tensors import UNUSED_FILE
 from blockformer.demo.search import EncoderMissing, docstrings, embed, encoder_folder, first_line
 
 from .oracles import assert_verified, fingerprint, stored

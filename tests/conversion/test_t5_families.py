@@ -6,8 +6,8 @@ import torch
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_for
-from blockformer.conversion.files.unused_tensors import UNUSED_FILE
-from blockformer.conversion.summary import summarize
+from blockformer.conversion.storage.unused_tensors import UNUSED_FILE
+from blockformer.summary import summarize
 
 from .oracles import (
     T5_SIZES,

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_files import same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockformer.conversion.errors import ConversionError
-from blockformer.conversion.files.safetensors_io import DTYPES
 from blockformer.conversion.rules.table import (
     Chain,
     Group,
@@ -23,8 +22,8 @@ from blockformer.conversion.rules.table import (
     Transpose,
     check_tied,
 )
-
-from .support import same_bits
+from blockformer.files.errors import ConversionError
+from blockformer.files.safetensors_io import DTYPES
 
 TABLE = RuleTable(
     [

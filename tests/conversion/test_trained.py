@@ -18,7 +18,7 @@ from pairs import assert_close
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
-from blockformer.conversion.files.checkpoint import Checkpoint
+from blockformer.files.checkpoint import Checkpoint
 
 from .oracles import assert_verified, edit_config, entries_of
 

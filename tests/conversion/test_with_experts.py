@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 from pairs import assert_close
+from safetensors.torch import load_file
 from sizes import OFFICIAL_DECODER
 
 import blockformer
@@ -12,7 +13,8 @@ from blockformer.conversion.families import with_experts
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.rules.patterns import Pattern
 from blockformer.conversion.rules.table import Rule, RuleTable
-from blockformer.conversion.storage.experts import Stack
+from blockformer.conversion.storage.experts import StackExperts
+from blockformer.summary import summarize
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_class, stored
 
@@ -186,7 +188,7 @@ def test_a_table_leaves_out_the_layers_that_it_is_told_to():
 
 
 def test_stacking_refuses_what_does_not_fit():
-    op = Stack(experts=2, parts=2)
+    op = StackExperts(experts=2, parts=2)
     matrices = [torch.randn(3, 4) for _ in range(4)]
     (stacked,) = op.forward(matrices)
     assert stacked.shape == (2, 6, 4)
@@ -201,7 +203,7 @@ def test_stacking_refuses_what_does_not_fit():
 def test_names_of_thousands_of_experts_are_found_in_linear_time(monkeypatch):
     """Each name is tried with the patterns that differ from it in numbers alone, not with those of every expert."""
     sources = tuple(f"layers.{{layer}}.experts.{i}.up.weight" for i in range(128))
-    table = RuleTable([Rule(sources, "layers.{layer}.experts.up", Stack(128, 1))])
+    table = RuleTable([Rule(sources, "layers.{layer}.experts.up", StackExperts(128, 1))])
     names = [source.format(layer=layer) for source in sources for layer in range(48)]
     tried, match = [], Pattern.match
     monkeypatch.setattr(Pattern, "match", lambda self, name: tried.append(name) or match(self, name))
@@ -254,6 +256,26 @@ def test_mxfp4_weights_become_bfloat16_and_go_back_out_so(tmp_path):
     assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in back.state_dict().items())
     again = {name: kind for name, (kind, *_) in stored(tmp_path / "back").items()}
     assert set(again.values()) == {"BF16"}
+
+
+def test_inspect_says_that_weights_are_mxfp4(tmp_path):
+    quantized_folder(tmp_path / "src")
+    summary = summarize(tmp_path / "src")
+    assert "the experts' weights are stored in MXFP4; conversion makes bfloat16 of them" in summary.notes
+    convert(tmp_path / "src", tmp_path / "repo", verify=False)
+    assert summary.parameters == summarize(tmp_path / "repo").parameters
+
+
+def test_parts_of_mxfp4_weights_that_do_not_fit_together_are_named(tmp_path):
+    quantized_folder(tmp_path / "src")
+    name = "model.layers.1.mlp.experts.down_proj"
+    scales = load_file(tmp_path / "src/model.safetensors")[f"{name}_scales"]
+    edit_tensors(tmp_path / "src", **{f"{name}_scales": scales[:, :-1].contiguous()})
+    with pytest.raises(ConversionError, match=rf"(?s)wrong shapes.*{name}_blocks.*are not MXFP4 weights"):
+        from_official(tmp_path / "src")
+    edit_tensors(tmp_path / "src", **{f"{name}_scales": None})
+    with pytest.raises(ConversionError, match=rf"parts that are missing.*\n.*{name}_blocks': needs '{name}_scales'"):
+        from_official(tmp_path / "src")
 
 
 def test_other_low_bits_than_mxfp4_are_refused(tmp_path):

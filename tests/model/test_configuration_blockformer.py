@@ -18,10 +18,10 @@ from transformers import AutoConfig
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, preset
-from blockformer.conversion.summary import shown_settings
 from blockformer.model.axes import Part, axes, axis, parts_of
 from blockformer.model.release import FORMAT, STAMP
 from blockformer.model.rotary import ROPE_TYPES
+from blockformer.summary import shown_settings
 
 ROPE_EXTRAS = {
     "default": {},

@@ -10,8 +10,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, Trainer, TrainingA
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import blockformer
-from blockformer.conversion.summary import summarize
 from blockformer.model.experts import Experts, load_balancing_loss
+from blockformer.summary import summarize
 
 SPARSE = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MIXES = {

@@ -10,10 +10,10 @@ from transformers import DynamicCache, StaticCache
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
-from blockformer.conversion.summary import describe
 from blockformer.model.axes import axes
 from blockformer.model.latent_attention import LatentAttention
 from blockformer.page.facts import Facts
+from blockformer.summary import describe
 
 SIZES = {**TINY, "vocab_size": 131, "head_dim": 12, "initializer_range": 0.4}
 LATENTS = {**SIZES, "kv_lora_rank": 10, "v_head_dim": 6, "rope_parameters": {"partial_rotary_factor": 1 / 3}}

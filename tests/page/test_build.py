@@ -13,11 +13,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForCondition
 
 import blockformer
 from blockformer.cli import main
-from blockformer.conversion.summary import summarize
 from blockformer.page.build import MAX_BYTES, page
 from blockformer.page.facts import Facts
 from blockformer.page.making import page_of
 from blockformer.pictures.canvas import PALETTE
+from blockformer.summary import summarize
 
 TEXT = "the heap of a list and its smallest item"
 HOSTILE = "</script><img/src=x/onerror=harmed=1>"

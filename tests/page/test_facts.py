@@ -8,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import blockformer
 from blockformer.conversion.plan import architecture_of
-from blockformer.conversion.summary import SHOWN, describe, on_paper
 from blockformer.inputs import inputs_of
 from blockformer.model.axes import axes
 from blockformer.page.build import MAX_BYTES, page
@@ -17,6 +16,7 @@ from blockformer.page.dry_run import dry_run
 from blockformer.page.facts import Facts, spans
 from blockformer.page.fields import fields_of
 from blockformer.pictures.canvas import short
+from blockformer.summary import SHOWN, describe, on_paper
 
 NAMES = (
     "albert bert-decoder deberta-v2 gemma3_text gpt2 gpt_neox gpt_oss modernbert mpnet mpt qwen2_moe qwen3 t5 t5gemma"

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 import blockformer
-from blockformer.conversion.summary import on_paper
 from blockformer.pictures import anatomy, figure
+from blockformer.summary import on_paper
 
 SVG = "{http://www.w3.org/2000/svg}"
 

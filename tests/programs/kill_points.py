@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from blockformer.conversion.files import atomic
+from blockformer.files import atomic
 
 torch.set_num_threads(1)
 base = Path(sys.argv[1])

@@ -10,10 +10,10 @@ import transformers
 from kill_points import base, killed_at, know, known, model, prepare, source, state, target
 
 from blockformer.conversion import ConversionError, convert
-from blockformer.conversion.errors import CheckpointError
-from blockformer.conversion.files import atomic
-from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.files.safetensors_io import SafetensorsWriter
+from blockformer.files import atomic
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import CheckpointError
+from blockformer.files.safetensors_io import SafetensorsWriter
 
 step = int(sys.argv[2])
 os.fsync = lambda descriptor: None  # a kill is no power cut; that everything is synced has a test of its own

@@ -7,10 +7,10 @@ import signal
 import torch
 from kill_points import base, killed_at, know, model, source, target
 
-from blockformer.conversion.files import atomic
-from blockformer.conversion.files.atomic import atomic_folder
-from blockformer.conversion.files.safetensors_io import SafetensorsWriter
-from blockformer.conversion.files.writer import ShardWriter
+from blockformer.files import atomic
+from blockformer.files.atomic import atomic_folder
+from blockformer.files.safetensors_io import SafetensorsWriter
+from blockformer.files.writer import ShardWriter
 
 
 def build(folder, value):

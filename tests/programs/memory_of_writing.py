@@ -5,9 +5,9 @@ Done first with a small one, which touches the libraries' own pages.
 
 import sys
 
-from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.files.writer import ShardWriter
 from blockformer.conversion.rules.table import Rule, RuleTable, Transpose
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.writer import ShardWriter
 
 
 def status(name):

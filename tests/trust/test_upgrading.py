@@ -15,8 +15,9 @@ from transformers import AutoConfig
 import blockformer
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.exporting import export_folder
-from blockformer.conversion.files.atomic import MARK, mark
-from blockformer.publishing import code_files, earlier_names
+from blockformer.files import earlier_names
+from blockformer.files.atomic import MARK, mark
+from blockformer.publishing import code_files
 from blockformer.trust import upgrading
 
 MUSEUM = Path(__file__).parents[1] / "museum"

@@ -297,7 +297,7 @@ def test_a_header_that_begins_like_a_pickle_is_a_header(size, repo):
 
 
 def test_more_files_than_are_listed_are_a_problem(repo, monkeypatch):
-    monkeypatch.setattr("blockformer.conversion.files.sources.LISTED", 12)
+    monkeypatch.setattr("blockformer.files.sources.LISTED", 12)
     monkeypatch.setattr(verification, "LISTED", 12)
     assert "more than 12 files" in verify(repo).problems["files"][0]
 

@@ -14,8 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blockformer.conversion import ConversionError
 from blockformer.conversion.arguments import check_conversion
-from blockformer.conversion.errors import printable
-from blockformer.conversion.files.sizes import format_size
+
+from ..files.errors import printable
+from ..files.sizes import format_size
 
 if TYPE_CHECKING:
     from blockformer.conversion import ConversionReport

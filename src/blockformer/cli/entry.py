@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from blockformer.conversion.errors import printable
-
+from ..files.errors import printable
 from .commands import app
 
 # What messages call by the name of an argument in Python -> the option.

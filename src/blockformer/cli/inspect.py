@@ -9,18 +9,19 @@ from rich.table import Table
 
 from blockformer.conversion import ConversionError
 from blockformer.conversion.arguments import check_model
-from blockformer.conversion.errors import printable
-from blockformer.conversion.files.atomic import write_text
-from blockformer.conversion.files.sizes import format_size
+
+from ..files.atomic import write_text
+from ..files.errors import printable
+from ..files.sizes import format_size
 
 if TYPE_CHECKING:
-    from blockformer.conversion.summary import Summary
+    from ..summary import Summary
 
 
 def run_inspect(src: str, **reading: Any) -> None:
     """Print the summary of a model."""
     check_model(src, **reading)
-    from blockformer.conversion.summary import summarize
+    from ..summary import summarize
 
     show(summarize(src, **reading), Console())
 

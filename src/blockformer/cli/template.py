@@ -15,7 +15,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from blockformer.conversion import ConversionError
-from blockformer.conversion.files.sizes import format_size
+
+from ..files.sizes import format_size
 
 SECONDS, NBYTES = 10.0, 1 << 30
 LONGEST_TOKEN = 1000

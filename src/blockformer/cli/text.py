@@ -11,10 +11,10 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from blockformer.conversion import ConversionError
-from blockformer.conversion.errors import printable
 from blockformer.conversion.loading import load_any, load_tokenizer
 from blockformer.data.corpus import Score, model_score
 
+from ..files.errors import printable
 from .template import rendered
 
 LEAVE, ANEW = ("/quit", "/exit"), "/new"

@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from blockformer.conversion.errors import printable
+from ..files.errors import printable
 
 if TYPE_CHECKING:
     from blockformer.trust import Verification

@@ -80,8 +80,8 @@ def prepare(output: Path, force: bool) -> None:
         DemoError: the path is a file, or a folder with other things in it that no demo made (unless `force`); or a
             folder that would be replaced holds anything that was not written here.
     """
-    from blockformer.conversion.errors import ConversionError
-    from blockformer.conversion.files.atomic import check_target, remove_folder
+    from ..files.atomic import check_target, remove_folder
+    from ..files.errors import ConversionError
 
     if output.exists() and not output.is_dir():
         raise DemoError(f"{output} is not a folder; choose another --output.")

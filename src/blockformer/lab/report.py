@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from blockformer.conversion.files.atomic import write_text
-
+from ..files.atomic import write_text
 from .experiment import LabError, Run
 from .intervals import CONFIDENCE, PowerLaw, power_law
 from .page import page

@@ -19,8 +19,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
-from blockformer.conversion.files.atomic import write_text
-
+from ..files.atomic import write_text
 from ..model.axes import BLOCKS as REGISTERED
 from .experiment import Experiment, LabError, Run
 from .one_run import config_of, train

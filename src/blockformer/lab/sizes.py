@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from blockformer.conversion.summary import on_paper
-
 from ..model.configuration_decoder import BlockformerDecoderConfig
+from ..summary import on_paper
 
 EQUAL = ("parameters", "flops", "nothing")
 TOLERANCE = 0.005

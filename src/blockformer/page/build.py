@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blockformer.conversion.summary import shown_settings
-
 from ..pictures.document import document, themed
+from ..summary import shown_settings
 from .differences import differences
 from .facts import MAX_KINDS, Facts
 from .fields import plain

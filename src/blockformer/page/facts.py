@@ -3,14 +3,13 @@
 import copy
 from typing import Any
 
-from blockformer.conversion.files.sizes import format_size
-from blockformer.conversion.summary import cached_numbers, idle_parameters, on_paper
-
 from ..declared_fields import axes_of
+from ..files.sizes import format_size
 from ..inputs import inputs_of
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
 from ..pictures.canvas import short
 from ..pictures.figure import figure
+from ..summary import cached_numbers, idle_parameters, on_paper
 from .dry_run import Record, Shape, dry_run, element_size, weights_of
 from .fields import fields_of, plain
 

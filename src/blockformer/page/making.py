@@ -5,10 +5,10 @@ from typing import Any
 
 from blockformer.conversion import ConversionError
 from blockformer.conversion.loading import load_any, load_tokenizer
-from blockformer.conversion.options import WEIGHT_CHOICES
-from blockformer.conversion.summary import summarize
 from blockformer.presets import preset
 
+from ..files.sources import WEIGHT_CHOICES
+from ..summary import summarize
 from .build import MAX_BYTES, page
 from .facts import Facts
 from .reading import read

@@ -10,21 +10,14 @@ from typing import Any, overload
 
 from ..conversion.families import index
 from ..declared_fields import own_fields
+from ..files.config_file import OURS
 from ..model.axes import axes, did_you_mean
 from ..model.configuration_blockformer import BlockformerConfig, unknown_fields
-from ..model.configuration_decoder import BlockformerDecoderConfig
-from ..model.configuration_encoder import BlockformerEncoderConfig
-from ..model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from ..model_classes import CONFIGS
 from .dependent import STAYS
 from .sizes import SIZES
 
 __all__ = ["PRESETS", "SIZES", "preset"]
-
-_CONFIGS: dict[str, type[BlockformerConfig]] = {
-    "decoder": BlockformerDecoderConfig,
-    "encoder": BlockformerEncoderConfig,
-    "encoder_decoder": BlockformerEncoderDecoderConfig,
-}
 
 
 @cache
@@ -33,7 +26,7 @@ def _load(name: str) -> tuple[type[BlockformerConfig], dict]:
     records = [getattr(module, "PRESETS", {}).get(name)]
     records += [each.preset for each in vars(module).values() if getattr(each, "name", None) == name]
     record = next(each for each in records if each is not None)
-    return _CONFIGS[record.topology], dict(record.settings)
+    return CONFIGS[f"{OURS}{record.topology}"], dict(record.settings)
 
 
 class _Presets(Mapping[str, tuple[type[BlockformerConfig], dict]]):
@@ -98,21 +91,13 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
     return config_class(**{key: value(known) if callable(value := known[key]) else value for key in given})
 
 
-def official_names(config_class: type[BlockformerConfig]) -> dict[str, str]:
-    """Field of an official config -> the field of ours that means it, of those of a config class."""
-    from blockformer.conversion.families.registry import FAMILIES  # conversion stands above this module
-
-    ours: dict[str, str] = {}
-    for family in FAMILIES.values():
-        ours |= {theirs: meant[0] for theirs, meant in family.fields.items() if meant[0] in axes(config_class)}
-    return ours
-
-
 def _check_names(config_class: type[BlockformerConfig], names: Iterable[str]) -> None:
     """Refuse fields that a config does not have, all at once; for an official name the error gives ours."""
     unknown = unknown_fields(config_class, names)
     if not unknown:
         return
+    from ..conversion.families.registry import official_names  # lists the classes of transformers, which takes time
+
     ours = official_names(config_class)
 
     def told(name: str) -> str:

@@ -1,6 +1,7 @@
 """Write a model as a self-contained repo: anyone loads it with `trust_remote_code=True` and nothing else installed."""
 
 import json
+import warnings
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+from ..files.new_repo import RepoOptions
 from . import signing
 from .model_card import write_card
+from .write_repo import ModelWeights, RepoReport, write_repo
 
 _MERGE = "merge adapters into it first (merge_and_unload of PEFT)"
 
@@ -88,23 +91,25 @@ def export_model(
 
     Raises:
         ValueError: the model is not one of Blockformer's or has other weights than its class, such as adapters; the
-            tokenizer has tokens that it does not have; or the folder or the key cannot be used.
+            tokenizer has tokens that it does not have; or an option, the folder or the key cannot be used.
     """
-    from blockformer.conversion.files.new_repo import new_repo  # conversion stands above this module
-
+    options = RepoOptions(max_shard_size, force, sign=sign)
     check_parts(model)
     if sign is not None:
         signing.check_key(sign)
     if tokenizer is not None:
         tokenizer = fitting_tokenizer(tokenizer, model.config)
-    with new_repo(folder, force=force) as temporary:
-        model.save_pretrained(temporary, max_shard_size=max_shard_size)
+
+    def fill(temporary: Path) -> None:
         if tokenizer is not None:
             save_tokenizer(tokenizer, temporary)
         if card is not None:
             (temporary / "README.md").write_text(card, encoding="utf-8")
         else:
             write_card(temporary, model.config, parameters=model.num_parameters())
-        if sign is not None:
-            signing.sign(temporary, sign)
-    return Path(folder)
+
+    report = RepoReport(type(model).__name__, Path(folder))
+    write_repo(ModelWeights(model), folder, options, fill, report)
+    for note in report.notes:
+        warnings.warn(f"{folder}: {note}", stacklevel=2)
+    return report.target

@@ -9,10 +9,14 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
+from ..files.side_file_kinds import same_bytes
 from ..model.axes import blocks_of
 from ..model.release import STAMP
+from ..model_classes import MODELS
 
 MODEL = Path(__file__).parents[1] / "model"
+EXTRA_CODE = {"custom_generate/generate.py": Path(__file__).with_name("custom_generate.py")}
+"""Code that only some repos carry: its path there -> the file here."""
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What a repo's code may import besides the standard library: it is there wherever the repo can be loaded at all."""
 
@@ -24,11 +28,9 @@ ABOUT_THE_FILE = frozenset(
 
 def full_auto_map(config: PretrainedConfig) -> dict[str, str]:
     """The `auto_map` entries of every Auto class that a config's topology serves, `AutoConfig` included."""
-    import blockformer  # which imports this module
-
     entries = dict(type(config).auto_classes)
     for name in config.architectures or ():
-        named = getattr(blockformer, name, None)
+        named = MODELS.get(name)
         auto_class = getattr(named, "_auto_class", None)
         if named is not None and auto_class:  # of two classes of an Auto class, the config's own
             entries[auto_class] = f"{named.__module__.rpartition('.')[2]}.{name}"
@@ -54,6 +56,17 @@ def copy_code(folder: str | PathLike[str], config: PretrainedConfig) -> list[Pat
     for block in blocks_of(config):
         block.write(config, Path(folder) / "config.json")
     return [Path(shutil.copyfile(source, Path(folder) / source.name)) for source in code_files(config)]
+
+
+def release_code(folder: Path, config: PretrainedConfig) -> dict[str, Path]:
+    """Name -> the release's file, for each code file of a repo that is the same byte for byte.
+
+    Args:
+        folder: the repo.
+        config: its config, which says what code it needs.
+    """
+    files = {path.name: path for path in code_files(config)} | EXTRA_CODE
+    return {name: path for name, path in files.items() if (folder / name).is_file() and same_bytes(folder / name, path)}
 
 
 @functools.cache

@@ -22,15 +22,14 @@ from transformers.utils import (
 )
 from transformers.utils.hub import get_checkpoint_shard_files
 
-from blockformer.conversion.files.json_files import strict_json
-from blockformer.conversion.files.names import of_a_wrapper
-from blockformer.conversion.storage.quantized import without_empty
-
+from ..files import earlier_names
+from ..files.json_files import strict_json
+from ..files.names import of_a_wrapper
+from ..files.quantized import without_empty
 from ..model.awq_linear import QuantizedLinear
 from ..model.axes import BLOCKS
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
-from . import earlier_names
 
 SAFE, PICKLED = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 logger = logging.get_logger(__name__)

@@ -17,8 +17,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import PreTrainedModel
 
-from blockformer.conversion.files.new_repo import check_whole
-
+from ..files.new_repo import check_whole
 from .export import check_parts
 from .model_card import write_card
 

@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
+from ..files.earlier_names import NOT_RESUMED, are_earlier
 from ..model.pretrained_model import WeightsError, listed
-from ..publishing.earlier_names import NOT_RESUMED, are_earlier
+from ..model_classes import MODELS
 
 logger = logging.get_logger(__name__)
 
@@ -73,12 +74,10 @@ def _check_names(folder: Path) -> None:
     names = _names_of_weights(folder)
     if not names or not (folder / "config.json").exists():
         return  # adapters, or shards of FSDP or DeepSpeed, which are matched strictly
-    import blockformer  # whose `api` stands above this module
-
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = str((config.get("architectures") or [None])[0])
-    model_class = getattr(blockformer, architecture, None)
-    if model_class is None or not hasattr(model_class, "config_class"):
+    model_class = MODELS.get(architecture)
+    if model_class is None:
         return  # a class of somebody else's
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_pretrained(folder))

@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..api import BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig
 from ..model.release import FORMAT, VERSION
-from ..publishing.repo_code import MODEL, topology_files
+from ..model_classes import CONFIGS
+from ..publishing.repo_code import EXTRA_CODE, MODEL, topology_files
 
 FOLDER = Path(__file__).parent / "manifests"
-CONFIGS = (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig)
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,7 @@ class Manifest:
 
 def installed() -> Manifest:
     """The manifest of the installed package, from its own files."""
-    from blockformer.conversion.articles.transformer import EXTRA_CODE
-
-    topologies = {each.model_type: [path.name for path in topology_files(each)] for each in CONFIGS}
+    topologies = {each.model_type: [path.name for path in topology_files(each)] for each in CONFIGS.values()}
     names = {name for each in topologies.values() for name in each} | {"blocks.py"}  # which repos with blocks have
     paths = {name: MODEL / name for name in names} | EXTRA_CODE
     sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(paths.items())}

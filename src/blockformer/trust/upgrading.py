@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,23 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from blockformer.conversion.articles.transformer import EXTRA_CODE
-from blockformer.conversion.errors import ConversionError, shown
-from blockformer.conversion.files.atomic import MARK, atomic_folder, states_of
-from blockformer.conversion.files.config_file import read_config
-from blockformer.conversion.files.json_files import json_text, read_json
-
+from ..files.atomic import MARK, states_of
+from ..files.config_file import read_config
+from ..files.earlier_names import are_earlier, present_name
+from ..files.errors import ConversionError, shown
+from ..files.json_files import json_text, read_json
+from ..files.new_repo import RepoOptions
+from ..files.writer import Planned
 from ..model.axes import blocks_of
 from ..model.blocks import ENTRY
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.release import FORMAT, STAMP, VERSION
-from ..publishing.earlier_names import are_earlier, todays
+from ..model_classes import CONFIGS
 from ..publishing.model_card import with_code_of
-from ..publishing.repo_code import code_files, copy_code
+from ..publishing.repo_code import EXTRA_CODE, code_files, copy_code
 from ..publishing.signing import SIGNATURE
-from .manifest import CONFIGS, is_later
+from ..publishing.write_repo import RepoReport, write_repo
+from .manifest import is_later
 from .verification import Verification, verify
 
 IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
@@ -59,13 +61,10 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
     if others := sorted(kept & {path.name for path in code_files(config)}):
         what = f"{', '.join(others)}: code that auto_map does not lead to, under names of this release's files"
         raise ConversionError(f"{repo}: {what}; move it away first")
-    with atomic_folder(folder, renewed=before) as temporary:
-        for name in ("", *folders):
-            (temporary / name).mkdir(parents=True, exist_ok=True)
-            (temporary / name).chmod(stat.S_IMODE((folder / name).stat().st_mode) | stat.S_IRWXU)
-        for name in kept:
-            _link(folder / name, temporary / name)
-        _rename_weights(temporary, config, repo)
+    found = Verification(os.fspath(repo))
+
+    def fill(temporary: Path) -> None:
+        nonlocal found
         _write(temporary / "config.json", config.to_json_string())
         copy_code(temporary, config)
         for name in EXTRA_CODE.keys() & kept:
@@ -81,13 +80,48 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
         if gone:
             what = "removed, since today's code does not use it and a signature would not hold"
             found.notes.append(f"{what}: {', '.join(map(shown, gone))}")
+
+    weights = KeptFiles(folder, config, kept, folders)
+    write_repo(weights, folder, RepoOptions(), fill, RepoReport(os.fspath(repo), folder), renewed=before)
     found.repo = os.fspath(repo)
     return found
 
 
+class KeptFiles:
+    """The weights of a repo that is renewed, and all other files that stay: second names of the old ones.
+
+    Args:
+        folder: the repo.
+        config: its config, as this release writes it.
+        kept: the names of the files.
+        folders: the names of all folders.
+    """
+
+    def __init__(self, folder: Path, config: BlockformerConfig, kept: Collection[str], folders: Iterable[str]):
+        self.name, self.files = os.fspath(folder), list[Path]()  # the target is the source, and checked as such
+        self.folder, self.config, self.kept, self.folders = folder, config, kept, folders
+
+    def planned(self) -> list[Planned]:
+        """Nothing: no tensor changes."""
+        return []
+
+    def check_unchanged(self) -> None:
+        """Nothing: `atomic_folder` compares all files of the target with what they were."""
+
+    def write(self, temporary: Path, options: RepoOptions) -> dict[str, int]:
+        """Give the files their second names; weights with names from before 0.1.0 are written under today's."""
+        for name in ("", *self.folders):
+            (temporary / name).mkdir(parents=True, exist_ok=True)
+            (temporary / name).chmod(stat.S_IMODE((self.folder / name).stat().st_mode) | stat.S_IRWXU)
+        for name in self.kept:
+            _link(self.folder / name, temporary / name)
+        _rename_weights(temporary, self.config, self.name)
+        return {}
+
+
 def _config(repo: str | PathLike[str], entries: Mapping[str, Any]) -> BlockformerConfig:
     """The config of a repo that this release may rewrite."""
-    kind = {each.model_type: each for each in CONFIGS}.get(str(entries.get("model_type")))
+    kind = CONFIGS.get(str(entries.get("model_type")))
     if kind is None:
         raise ConversionError(f"{repo}: model_type {shown(entries.get('model_type'))} is not one of Blockformer's")
     version, number = (entries.get(name) for name in STAMP)
@@ -175,7 +209,7 @@ def _rename_weights(folder: Path, config: BlockformerConfig, repo: str | PathLik
             if any(folder.glob("optimizer*")):
                 what = "a Trainer checkpoint of before 0.1, whose optimizer numbers the weights in another order"
                 raise ConversionError(f"{repo}: {what}: `blockformer export` makes a repo of its weights")
-            tensors = {todays(name, placement): tensor for name, tensor in load_file(path).items()}
+            tensors = {present_name(name, placement): tensor for name, tensor in load_file(path).items()}
             mode = stat.S_IMODE(path.stat().st_mode)
             path.unlink()
             save_file(tensors, path, metadata)
@@ -184,5 +218,5 @@ def _rename_weights(folder: Path, config: BlockformerConfig, repo: str | PathLik
         index = read_json(path)
         places = index.get("weight_map", {})
         if are_earlier(places):
-            index["weight_map"] = {todays(name, placement): file for name, file in places.items()}
+            index["weight_map"] = {present_name(name, placement): file for name, file in places.items()}
             _write(path, json_text(index))

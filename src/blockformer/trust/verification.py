@@ -13,31 +13,33 @@ from typing import Any
 
 import torch
 
-import blockformer
-from blockformer.conversion.errors import CheckpointError, ConversionError, shown
-from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.files.json_files import read_json_value
-from blockformer.conversion.files.named_code import (
+from blockformer.conversion.model_tensors import unread_pooler
+from blockformer.conversion.options import check_reading
+from blockformer.conversion.plan import architecture_of, our_config
+
+from ..files.checkpoint import Checkpoint
+from ..files.errors import CheckpointError, ConversionError, shown
+from ..files.json_files import read_json_value
+from ..files.named_code import (
     LARGE_JSON,
     entries_in,
     foreign_modules,
     imports_other,
     loads_code,
 )
-from blockformer.conversion.files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
-from blockformer.conversion.files.side_file_kinds import STORE, digest
-from blockformer.conversion.files.sources import LISTED, files_in, folder_of
-from blockformer.conversion.model_tensors import unread_pooler
-from blockformer.conversion.options import WEIGHT_CHOICES, check_reading, for_the_hub
-from blockformer.conversion.plan import architecture_of, our_config
-from blockformer.conversion.storage.quantized import check_plain
-
+from ..files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
+from ..files.quantized import check_plain
+from ..files.side_file_kinds import STORE, digest
+from ..files.sources import LISTED, WEIGHT_CHOICES, files_in, folder_of, for_the_hub
 from ..model.axes import BLOCKS
 from ..model.blocks import ENTRY, entry
 from ..model.release import STAMP, VERSION
+from ..model_classes import CONFIGS, MODELS
 from ..publishing.repo_code import MODEL
-from .manifest import CONFIGS, Manifest, is_later, manifest_of
+from .manifest import Manifest, is_later, manifest_of
 
+PUBLIC = frozenset([*MODELS, *(each.__name__ for each in CONFIGS.values())])
+"""The names that an `auto_map` may have."""
 CODE = frozenset(
     ".py .pyc .pyd .pyw .pyi .so .dll .dylib .exe .sh .bash .bat .cmd .ps1 .js .mjs .ipynb .jar .whl .egg .pl .rb .lua "
     ".php .cu .cpp .c .h .ptx .cubin .pt2 .onnx_data .wasm".split()
@@ -120,14 +122,14 @@ def verify(
     names = _check_files(folder, found)
     config = _read(folder / "config.json") if "config.json" in names else None
     model_type = config.get("model_type") if isinstance(config, dict) else None
-    kinds = {each.model_type: each for each in CONFIGS}
-    if not isinstance(config, dict) or str(model_type) not in kinds:
-        kind = "no config.json" if config is None else f"model_type {shown(model_type)}"
-        raise ConversionError(f"{repo}: {kind}, so this is not a repo of Blockformer; verify checks no others")
-    _check_code(folder, names, config, kinds[str(model_type)], found)
+    if not isinstance(config, dict) or str(model_type) not in CONFIGS:
+        what = "no config.json" if config is None else f"model_type {shown(model_type)}"
+        raise ConversionError(f"{repo}: {what}, so this is not a repo of Blockformer; verify checks no others")
+    kind = CONFIGS[str(model_type)]
+    _check_code(folder, names, config, kind, found)
     registered = {(each.file, each.digest) for values in BLOCKS.values() for each in values.values()}
     found.to_read = [name for name, digest in found.blocks.items() if (name, digest) not in registered]
-    _check_settings(folder, names, kinds[str(model_type)], found)
+    _check_settings(folder, names, kind, found)
     _check_weights(folder, config, found)
     if key is not None:
         from ..publishing.signing import check_signature
@@ -301,7 +303,7 @@ def _stray(auto_map: Any, kind: type, has_blocks: bool, unknown: Collection[str]
     modules |= {name.removesuffix(".py") for name in unknown if name.endswith(".py")}
     for code in auto_map.values():
         module, _, name = str(code).partition(".")
-        if not (isinstance(code, str) and module in modules and name in blockformer.__all__):
+        if not (isinstance(code, str) and module in modules and name in PUBLIC):
             return shown(code)
     return None
 
@@ -321,7 +323,7 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
         return
     try:
         name = architecture_of(our_config(config))
-        cls: Any = getattr(blockformer, name)
+        cls: Any = MODELS[name]
         with Checkpoint(folder) as checkpoint:
             tensors = dict(checkpoint.tensors)
         check_plain(config, tensors)

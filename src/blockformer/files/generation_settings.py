@@ -1,0 +1,42 @@
+"""Generation settings. Older checkpoints keep them in `config.json`, without a file of their own."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import GenerationConfig, PretrainedConfig
+
+from .checkpoint import Checkpoint
+from .config_file import NEVER_FOLLOWED
+from .errors import ConversionError
+from .json_files import read_json
+from .quiet import quiet
+
+FILE = "generation_config.json"
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def settings_in(checkpoint: Checkpoint, entries: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+    """What transformers would use for a checkpoint: its own file, or the generation entries of `config.json`.
+
+    Args:
+        checkpoint: whose own file counts, if it has one.
+        entries: its `config.json`.
+        config: ours, whose token ids are checked.
+
+    Raises:
+        ConversionError: transformers refuses them, or the file is a link that leaves the folder.
+    """
+    if not checkpoint.is_file and os.path.lexists(checkpoint.folder / FILE):
+        return read_json(checkpoint.member(FILE))
+    followed = {name: value for name, value in entries.items() if name not in NEVER_FOLLOWED}
+    try:
+        with quiet():
+            text = GenerationConfig.from_model_config(followed).to_json_string(ignore_metadata=True)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConversionError(f"config.json: GenerationConfig refuses its settings of generation: {reason}") from error
+    settings = json.loads(text)
+    settings |= {name: getattr(config, name, None) for name in TOKENS if name in settings}
+    return {name: value for name, value in settings.items() if value is not None}

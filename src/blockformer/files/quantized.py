@@ -1,0 +1,54 @@
+"""What `config.json` tells of quantized weights, compared with the tensors that are there."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .errors import ConversionError, listed, shown
+from .safetensors_io import HasHeader
+
+FIELDS = ("quantization_config", "compression_config")
+"""Entries of an official `config.json`; one that is empty is none."""
+PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+REMEDY = (
+    "conversion reads AWQ with 4 bits, MXFP4 of gpt-oss and FP8 in blocks of 128 x 128; of others make plain weights "
+    "with dequantize() of transformers, and convert those"
+)
+"""For weights that are quantized in another way."""
+
+
+def without_empty(official: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries without those of `FIELDS` that are empty, which transformers refuses to load."""
+    return {name: value for name, value in official.items() if name not in FIELDS or value}
+
+
+def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -> None:
+    """Refuse a `config.json` that tells of quantized weights where all are plain, as merging adapters leaves it.
+
+    Raises:
+        ConversionError: it does; it says which entry to remove.
+    """
+    told = [name for name in FIELDS if official.get(name)]
+    if told and all(info.dtype in PLAIN for info in tensors.values()):
+        method = official[told[0]].get("quant_method") if isinstance(official[told[0]], Mapping) else None
+        kinds = [f"{shown(name)} is {str(info.dtype).removeprefix('torch.')}" for name, info in tensors.items()]
+        raise ConversionError(
+            f"config.json: {told[0]} tells of weights quantized by {shown(method)}, and all weights are plain: the "
+            f"model was merged or dequantized, so remove {told[0]} from config.json:{listed(kinds)}"
+        )
+
+
+def refuse_quantized(entries: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -> None:
+    """Refuse a repo of ours whose weights a library has quantized, or whose `config.json` says so.
+
+    Raises:
+        ConversionError: it says what to do.
+    """
+    check_plain(entries, tensors)
+    if told := [name for name in FIELDS if entries.get(name)]:
+        method = entries[told[0]].get("quant_method") if isinstance(entries[told[0]], Mapping) else None
+        raise ConversionError(
+            f"config.json: {told[0]}: the weights are quantized by {shown(method)}, which only loading reads; make "
+            "plain ones with dequantize() of transformers, or take the repo from before"
+        )

@@ -1,0 +1,97 @@
+"""What a file next to the weights is, by its name and size; and how one is copied."""
+
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from .checkpoint import Checkpoint
+from .errors import CheckpointError
+from .names import GENERATION, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES
+from .regular import LFS_POINTER, open_regular
+
+STORE = "conversion/source"
+"""Where a repo keeps files of its source for the way back."""
+TOKENIZER_CONFIG = "tokenizer_config.json"
+MADE_BY_US = ("README.md", "conversion.json", "conversion/")
+"""What the names begin with of files that only a repo of ours has, or has of its own."""
+
+
+def stays(name: str) -> bool:
+    """Whether a file has the same name and place in both layouts."""
+    if name.startswith("additional_chat_templates/"):
+        return name.endswith(".jinja") and name.count("/") == 1
+    return (
+        (name in TOKENIZER_FILES and name != TOKENIZER_CONFIG)
+        or GENERATION.fullmatch(name) is not None
+        or LEGAL.fullmatch(name) is not None
+    )
+
+
+def is_note(name: str, path: Path) -> bool:
+    """Whether a file is a small text next to the model."""
+    is_index = INDEX.fullmatch(name) or name.endswith("trainer_state.json")
+    return "/" not in name and name.endswith(NOTES) and not is_index and _size(path) <= LARGEST_NOTE
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # a link that leads nowhere: opening it says so
+        return 0
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a path is a file, or a link that leads to one."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return os.path.islink(path)  # one that leads nowhere: opening it says so
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name is that of a file inside a folder: relative, printable, without `..`."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name and name.isprintable()
+
+
+def files_read(checkpoint: Checkpoint) -> set[str]:
+    """The names of the files that hold the tensors, and of the index that names them."""
+    files = {info.file.name for info in checkpoint.tensors.values()}
+    endings, pairs = _endings(files), checkpoint.weights
+    return files | {index for single, index in pairs if single not in files and single.split(".")[-1] in endings}
+
+
+def _endings(files: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in files}
+
+
+def same_bytes(one: Path, other: Path) -> bool:
+    """Whether two files hold the same."""
+    return one.stat().st_size == other.stat().st_size and digest(one) == digest(other)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    result = hashlib.sha256()
+    with open_regular(path) as file:
+        while part := file.read(1 << 20):
+            result.update(part)
+    return result.hexdigest()
+
+
+def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
+    """Copy a file of the source to a path where nothing is.
+
+    Raises:
+        CheckpointError: it is a git-LFS pointer, or a link that leaves the folder.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open_regular(checkpoint.member(name)) as source, open(target, "xb") as copy:
+        if source.read(len(LFS_POINTER)) == LFS_POINTER:
+            path = checkpoint.path(name)
+            raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
+        source.seek(0)
+        shutil.copyfileobj(source, copy)
