@@ -17,12 +17,12 @@ from rich.table import Table
 from torch.nn import functional as F
 from transformers.cache_utils import DynamicLayer
 
-from blockformer.engine import four_bits, growing_cache, linear, onednn, packed, sequences
+from blockformer.engine import four_bits, growing_cache, linear, onednn, packed
 from blockformer.model.awq_linear import QuantizedLinear
 
 STEPS = (0.25, 0.5, 1, 2, 4)
 """Of the number: below it, at it, above it."""
-ROUNDS = 40
+ROUNDS = 20
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
@@ -62,26 +62,6 @@ def by_four_bits(rows: int) -> Pair:
     return _each([layer], lambda each: copy.product(states), lambda each: each.plain_product(states))
 
 
-def side_by_side(scores: int) -> Pair:
-    """16 sequences of up to so long that squared, times 768 channels, gives the number: padded, or one by one."""
-    longest = max(2, int((scores / 768) ** 0.5))
-    lengths = [max(1, longest * (each + 1) // 16) for each in range(16)]
-    states = [torch.randn(1, 12, sum(lengths), 64) for _ in range(3)]
-    sequences._padding(tuple(lengths))
-
-    def attend(limit: int) -> Callable[[object], object]:
-        def run(_: object) -> object:
-            before, sequences._SHORT = sequences._SHORT, limit
-            try:
-                return sequences.attend_sequences(*states, lengths, 0.125, False)
-            finally:
-                sequences._SHORT = before
-
-        return run
-
-    return _each([None], attend(1 << 40), attend(-1))
-
-
 def in_buffers(elements: int) -> Pair:
     """64 tokens after keys of so many elements: written into a buffer, or concatenated."""
     shape = (1, 8, max(1, elements // 512), 64)
@@ -108,7 +88,6 @@ THRESHOLDS: dict[str, tuple[int, Callable[[int], Pair]]] = {
     "packed._LEAST_WEIGHTS[float32], weights": (packed._LEAST_WEIGHTS[torch.float32], by_packed),
     "linear._MANY_ROWS, rows": (linear._MANY_ROWS, by_float32),
     "four_bits.MOST_PACKED_ROWS, rows": (four_bits.MOST_PACKED_ROWS, by_four_bits),
-    "sequences._SHORT, scores x channels": (sequences._SHORT, side_by_side),
     "growing_cache._FEW, elements": (growing_cache._FEW, in_buffers),
 }
 

@@ -12,7 +12,7 @@ from .watched import is_transformed
 # Queries of a block; and, measured with heads of 64 and 128 channels, the multiplications of all scores
 # (B * H * T * S * D) from which blocks win, and the length from which they lose again.
 _BLOCK, _LEAST_WORK, _MOST_KEYS = 128, 1 << 23, 1 << 13
-# Scores of a block, in elements: more would not stay in a processor's cache.
+# Scores of a block, in elements, by hand: more would not stay in a processor's cache.
 _MOST_SCORES = 1 << 24
 
 

@@ -13,7 +13,7 @@ from .linear import QuickLinear
 from .packed import PackedLinear
 from .watched import is_bare
 
-_PIECE = 1 << 14  # rows that are rounded at a time, by way of float32
+_PIECE = 1 << 14  # rows that are rounded at a time, by way of float32; by hand
 
 
 class RoundedHead(nn.Module):

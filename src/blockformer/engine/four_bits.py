@@ -16,7 +16,8 @@ from .measure import is_enabled, is_measured, is_quicker, random_matrix
 from .origin import Origin
 from .watched import is_transformed
 
-# Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first.
+# Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first
+# (benchmarks/thresholds.py, on processors whose product gains at all).
 MOST_PACKED_ROWS = 32
 _NAMES = ("qweight", "qzeros", "scales")
 # What PyTorch's 4-bit product takes.

@@ -12,10 +12,10 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from .measure import is_enabled
 
-_GROWTH = 1.5
-_LEAST_ROOM = 64
-# Elements of the keys up to which concatenating them takes no longer than looking after a buffer.
-_FEW = 1 << 15
+_GROWTH, _LEAST_ROOM = 1.5, 64  # by hand: of a buffer's tokens, and tokens
+# Elements of the keys up to which concatenating them takes no longer than looking after a buffer
+# (benchmarks/thresholds.py).
+_FEW = 1 << 17
 
 
 class _Buffers:

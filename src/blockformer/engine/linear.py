@@ -15,14 +15,15 @@ from .few_rows import MOST_ROWS
 from .measure import is_enabled, is_measured, is_quicker, random_matrix, some_weights
 from .watched import is_transformed
 
-# Into how many parts a weight is cut, and how many numbers it has at least: putting less together takes longer than it
-# gains.
+# Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
+# than it gains (benchmarks/thresholds.py).
 _PARTS, _LEAST_IN_PARTS = 16, 1 << 17
-# Multiplications below which no other product gains; and those below which oneDNN's overhead, tens of microseconds a
-# call, costs more than it gains.
+# Multiplications below which no other product gains; and below which oneDNN's overhead, tens of microseconds a call,
+# costs more than it gains (benchmarks/thresholds.py).
 _LEAST, _LEAST_WORK = _LEAST_IN_PARTS, 1 << 23
 HALVES = (torch.float16, torch.bfloat16)
-# Their rows from which converting the weights to float32 pays off, and how many of the weights' elements at a time.
+# Their rows from which converting the weights to float32 pays off (benchmarks/thresholds.py), and how many elements of
+# the weights at a time, by hand: 64 MiB.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
 
 

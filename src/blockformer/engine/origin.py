@@ -39,7 +39,7 @@ class Origin:
         return type(None), ()
 
 
-_SAMPLED = 16  # numbers of a weight at most
+_SAMPLED = 16  # numbers of a weight at most, by hand
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

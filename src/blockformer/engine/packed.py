@@ -20,7 +20,7 @@ from .latent import layers_read_as_weights
 from .measure import is_enabled, is_exported
 from .watched import is_plain_linear, is_transformed
 
-# Weights below which a call of oneDNN takes longer than the product.
+# Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
 _REFUSED = "a packed weight cannot be written to: call prepare_for_training() first, which makes it plain."
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

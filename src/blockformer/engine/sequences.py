@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from .blocks import attend_in_blocks, can_attend_in_blocks
 
-# Scores of a sequence, times the width of all heads, up to which a product of its own costs more than padding it.
+# Scores of a sequence, times the width of all heads, up to which a product of its own costs more than padding it. By
+# hand, between two measurements: BERT of 6 x 256 gains a third with rows of 3 to 6 tokens and nothing with 20 to 60.
 _SHORT = 1 << 19
 
 

@@ -18,7 +18,8 @@ from .few_rows import BLOCK
 from .step_layers import twin
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart
 
-# Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function.
+# Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function. By
+# hand: more in one function take longer to compile, in proportion.
 _SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
 
 

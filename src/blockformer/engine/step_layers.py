@@ -17,7 +17,8 @@ from .attention import PreparedAttention, StepAttention
 from .few_rows import Rows, as_rows, computed_once, rows_of
 from .linear import QuickLinear
 
-# Weights from which oneDNN's product of many rows is faster in compiled code, and packed ones from which it is.
+# Weights from which oneDNN's product of many rows is faster in compiled code, and packed ones from which it is; by
+# hand, near `packed._LEAST_WEIGHTS`.
 _LEAST_WEIGHTS, _LEAST_PACKED = 1 << 18, 1 << 16
 
 
