@@ -92,9 +92,7 @@ def tell_peft(model_type: str) -> None:
     """
     for name, table in list(vars(sys.modules.get("peft.utils.constants", object)).items()):
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and model_type not in table:
-            lists = [
-                names for names in table.copy().values() if isinstance(names, list) and _MODULES.intersection(names)
-            ]
+            lists = [each for each in table.copy().values() if isinstance(each, list) and _MODULES.intersection(each)]
             if lists:
                 table[model_type] = max(lists, key=lambda names: len(_MODULES.intersection(names)) / len(names))
 

@@ -6,7 +6,6 @@ Every module that an exported repo needs is imported here by name: some versions
 import functools
 
 import torch
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, MoeCausalLMOutputWithPast
 from transformers.utils import can_return_tuple, logging
@@ -149,10 +148,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         mask, given = model_kwargs.get("attention_mask"), model_kwargs.get(CACHE)
         _check_generation(self.config, generation_config, mask, given, length)
         super()._prepare_cache_for_generation(generation_config, model_kwargs, mode, batch_size, length)
-        if given is None and (cache := model_kwargs.get(CACHE)) is not None:
-            if model_kwargs.get("encoder_hidden_states") is not None:
-                cache = EncoderDecoderCache(cache, DynamicCache())  # which keeps their keys and values
-            model_kwargs[CACHE] = self.runtime.cache(cache)
+        if given is None and model_kwargs.get(CACHE) is not None:
+            model_kwargs[CACHE] = self.runtime.cache(model_kwargs[CACHE])
 
 
 def _check_generation(config, generation_config, attention_mask, past_key_values, length: int) -> None:

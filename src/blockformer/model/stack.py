@@ -132,6 +132,8 @@ class Stack(BlockformerPreTrainedModel):
 
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
+        elif use_cache and encoder_hidden_states is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache())  # it keeps their keys and values
         named = named | {"past_key_values": past_key_values, "use_cache": use_cache}
         states = self.runtime.layers(self, hidden_states, encoder_hidden_states, layer_inputs, named)
 
