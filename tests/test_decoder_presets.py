@@ -39,9 +39,11 @@ def model_of(name, **settings):
     inner = {} if config.intermediate_size == 4 * 32 else {"intermediate_size": 48}
     window = {} if config.sliding_window is None else {"sliding_window": WINDOW}
     per_head = {"qk_norm": "per_head", "norm_bias": False} if name == "stablelm" else {}
+    # Without a scale, larger scores turn rounding of 1e-7 into 1e-5 of the logits.
+    calm = {"initializer_range": 0.3} if config.attention_scale == 1 else {}
     torch.manual_seed(0)
-    own = {**inner, **window, **per_head, **settings}
-    model = BlockformerDecoderForCausalLM(blockformer.preset(name, **WITHOUT_MLP_WIDTH, **own)).eval()
+    own = {**WITHOUT_MLP_WIDTH, **inner, **window, **per_head, **calm, **settings}
+    model = BlockformerDecoderForCausalLM(blockformer.preset(name, **own)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -92,7 +92,11 @@ def test_there_and_back(tmp_path, family, group, settings):
 
 
 LATER = [name for name, family in FAMILIES.items() if getattr(family, "has_low_bits", False) and name not in SPECIAL]
-WIDE = {"opt": {"ffn_dim": 96, "word_embed_proj_dim": 64}, "smollm3": {"pad_token_id": 0}}
+WIDE = {
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "smollm3": {"pad_token_id": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+}
 
 
 @pytest.mark.parametrize(
