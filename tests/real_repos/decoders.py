@@ -36,6 +36,7 @@ GEMMA_TURNS = (
     "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] "
     "+ '<end_of_turn>\n' }}{% endfor %}"
 )
+LATENT = {"kv_lora_rank": 16, "num_key_value_heads": 4, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 8}
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
@@ -902,6 +903,65 @@ RECORDS = (
         generation=written_by("4.49.0", bos_token_id=0, eos_token_id=0, pad_token_id=0),
         card={"pipeline_tag": "text-generation", "license": "apache-2.0"},
         quick=True,
+    ),
+    Record(
+        "ibm-granite/granite-swash-2b",
+        "GraniteSWAForCausalLM",
+        llama_config("GraniteSWAForCausalLM", "granite_swa", attention_bias=False, attention_multiplier=0.125,
+                     **ends(END, END, END), dtype="bfloat16", embedding_multiplier=12.0,
+                     layer_rope_theta=[0, 10000], layer_types=["full_attention", "sliding_attention"],
+                     logits_scaling=10.0, mlp_bias=False, residual_multiplier=0.22,
+                     rope_parameters={"rope_theta": 10000, "rope_type": "default"}, rope_theta=...,
+                     sliding_window=16, tie_word_embeddings=True, torch_dtype=..., transformers_version="5.20.0"),
+        gpt2_words(slow=True, config={**GPT2, "add_prefix_space": False, **SAME_END, "pad_token": END}),
+        spelling=(NO_HEAD,),
+        dtype="bfloat16",
+        generation=written_by("5.20.0", **ends(END, END, END)),
+        known="assumed",
+    ),
+    Record(
+        "tencent/Youtu-LLM-2B",
+        "YoutuForCausalLM",
+        llama_config("YoutuForCausalLM", "youtu", **LATENT, attention_bias=False,
+                     auto_map={"AutoConfig": "configuration_youtu.YoutuConfig",
+                               "AutoModel": "modeling_youtu.YoutuModel",
+                               "AutoModelForCausalLM": "modeling_youtu.YoutuForCausalLM"},
+                     **ends("<|begin_of_text|>", "<|end_of_text|>"), embedding_initializer_range=0.5, head_dim=8,
+                     mlp_bias=False, q_lora_rank=20, qk_head_dim=20, rms_norm_eps=1e-06, rope_interleave=True,
+                     rope_scaling=None, rope_theta=1600000, tie_word_embeddings=True,
+                     transformers_version="4.57.1"),
+        words_at_end(*LLAMA3_TOKENS, before=("<|begin_of_text|>",),
+                     config={**FAST, "bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}),
+        spelling=(NO_HEAD,),
+        dtype="bfloat16",
+        generation=turns("<|end_of_text|>", version="4.57.1"),
+        files={"configuration_youtu.py": CODE, "modeling_youtu.py": CODE, "LICENSE": "Youtu-LLM\n"},
+        card={"license": "other"},
+        known="assumed",
+    ),
+    Record(
+        "openbmb/MiniCPM3-4B",
+        "MiniCPM3ForCausalLM",
+        llama_config("MiniCPM3ForCausalLM", "minicpm3",
+                     auto_map={"AutoConfig": "configuration_minicpm.MiniCPM3Config",
+                               "AutoModel": "modeling_minicpm.MiniCPM3Model",
+                               "AutoModelForCausalLM": "modeling_minicpm.MiniCPM3ForCausalLM",
+                               "AutoModelForSequenceClassification":
+                                   "modeling_minicpm.MiniCPM3ForSequenceClassification"},
+                     attention_bias=False, dim_model_base=16, eos_token_id=[2, Token("<|im_end|>")],
+                     initializer_range=0.1, kv_lora_rank=16, num_key_value_heads=4, q_lora_rank=20,
+                     qk_nope_head_dim=12, qk_rope_head_dim=8,
+                     rope_scaling={"long_factor": [1.06, 1.12, 1.25, 1.5], "original_max_position_embeddings": 128,
+                                   "short_factor": [1.06, 1.12, 1.25, 1.5], "type": "longrope"},
+                     rope_theta=..., scale_depth=1.4, scale_emb=12, tie_word_embeddings=...,
+                     transformers_version="4.41.0"),
+        words_at_end("<s>", "</s>", "<|im_start|>", "<|im_end|>",
+                     config={**FAST, "bos_token": "<s>", "chat_template": CHATML, "eos_token": "<|im_end|>"}),
+        spelling=(NO_HEAD,),
+        dtype="bfloat16",
+        generation=turns("</s>", "<|im_end|>", version="4.41.0"),
+        files={"configuration_minicpm.py": CODE, "modeling_minicpm.py": CODE},
+        known="assumed",
     ),
     Record(
         "CohereLabs/c4ai-command-r-v01",
