@@ -16,7 +16,20 @@ GROUPS: tuple[tuple[str, ...], ...] = (
         *("ernie4_5", "hyperclovax", "internlm3", "iquestcoder", "granite_swa"),
     ),
     ("gpt2",),
-    ("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode", "gpt_neo"),
+    (
+        "gpt_neox",
+        "persimmon",
+        "gptj",
+        "codegen",
+        "falcon",
+        "bloom",
+        "mpt",
+        "opt",
+        "gpt_bigcode",
+        "gpt_neo",
+        "biogpt",
+        "xglm",
+    ),
     ("qwen3_moe", "qwen2_moe", "mixtral"),
     (
         *("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
@@ -37,8 +50,11 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("umt5", "t5", "mt5"),
     ("t5gemma",),
     ("marian", "mbart", "bart"),
-    ("plbart", "blenderbot", "pegasus", "m2m_100"),
-    ("bart-decoder", "mbart-decoder", "marian-decoder", "plbart-decoder", "blenderbot-decoder", "pegasus-decoder"),
+    ("mvp", "plbart", "blenderbot", "pegasus", "m2m_100"),
+    (
+        *("bart-decoder", "mbart-decoder", "marian-decoder", "plbart-decoder", "blenderbot-decoder"),
+        *("pegasus-decoder", "mvp-decoder"),
+    ),
 )
 """Families, in groups: each is one row of docs/supported.md.
 
@@ -85,6 +101,7 @@ FILES = {
     "mt5": "t5",
     "mbart": "bart",
     "plbart": "bart",
+    "mvp": "bart",
     "blenderbot": "bart",
     "pegasus": "marian",
     **dict.fromkeys(GROUPS[-1], "bart_decoder"),

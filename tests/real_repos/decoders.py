@@ -45,6 +45,12 @@ def words_at_end(*last: str, **more: Any) -> Any:
     return partial(byte_level, last=last, **{"split": LLAMA3, "slow": False, "listed": True, **more})
 
 
+def of_fairseq() -> Any:
+    """A byte-level tokenizer with the special tokens in fairseq's order."""
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return byte_level(ROBERTA, split=LLAMA3, slow=False, listed=True, config={**FAST, **names})
+
+
 def gpt2_words(**more: Any) -> Any:
     """GPT-2's own: one token of text, which ends the vocabulary."""
     return partial(byte_level, last=(END,), **{"inside": True, **more})
@@ -1128,6 +1134,69 @@ RECORDS = (
         generation=written_by("4.27.0", **ends(END, END)),
         card={"license": "mit", "language": ["en"]},
         quick=True,
+    ),
+    Record(
+        "assumed/biogpt",
+        "BioGptForCausalLM",
+        {
+            "activation_dropout": 0.0,
+            "architectures": ["BioGptForCausalLM"],
+            "attention_probs_dropout_prob": 0.1,
+            **ends("<s>", "</s>", "<pad>"),
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.1,
+            "hidden_size": 32,
+            "initializer_range": 0.02,
+            "intermediate_size": 64,
+            "layer_norm_eps": 1e-12,
+            "layerdrop": 0.0,
+            "max_position_embeddings": 64,
+            "model_type": "biogpt",
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "scale_embedding": True,
+            "torch_dtype": "float32",
+            "transformers_version": "4.25.0.dev0",
+            "use_cache": True,
+            "vocab_size": Rows(),
+        },
+        of_fairseq,
+        spelling=(without("output_projection.weight"),),
+        safetensors=None,
+        bin=(),
+        card={"license": "mit", "language": ["en"]},
+        known="assumed",
+    ),
+    Record(
+        "assumed/xglm",
+        "XGLMForCausalLM",
+        {
+            "activation_dropout": 0,
+            "activation_function": "gelu",
+            "architectures": ["XGLMForCausalLM"],
+            "attention_dropout": 0.1,
+            "attention_heads": 4,
+            **ends("<s>", "</s>", "<pad>"),
+            "d_model": 32,
+            "decoder_start_token_id": 2,
+            "dropout": 0.1,
+            "ffn_dim": 64,
+            "init_std": 0.02,
+            "layerdrop": 0.0,
+            "max_position_embeddings": 64,
+            "model_type": "xglm",
+            "num_layers": 2,
+            "scale_embedding": True,
+            "transformers_version": "4.16.0.dev0",
+            "use_cache": True,
+            "vocab_size": Rows(8),
+        },
+        of_fairseq,
+        spelling=(NO_HEAD,),
+        safetensors=None,
+        bin=(),
+        card={"license": "mit", "language": ["multilingual"]},
+        known="assumed",
     ),
     Record(
         "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B",
