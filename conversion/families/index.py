@@ -49,8 +49,8 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("mpnet",),
     ("umt5", "t5", "mt5"),
     ("t5gemma",),
-    ("marian", "mbart", "bart"),
-    ("mvp", "plbart", "blenderbot", "pegasus", "m2m_100"),
+    ("marian", "mbart", "bart", "mvp"),
+    ("plbart", "blenderbot", "pegasus", "m2m_100"),
     (
         *("bart-decoder", "mbart-decoder", "marian-decoder", "plbart-decoder", "blenderbot-decoder"),
         *("pegasus-decoder", "mvp-decoder"),
