@@ -34,12 +34,14 @@ class RopeByLayer(Rope):
     def write(self, config, head):
         """See `Value.write`."""
         given = config.rope_parameters or {}
-        by_type = dict.fromkeys(config.layer_types, given) if "rope_type" in given else given
+        by_type = {kind: given.get(kind, given) for kind in config.layer_types}
         first, *others = by_type.values()
-        if any({**each, "rope_theta": first["rope_theta"]} != first for each in others):
+        if any({**each, "rope_theta": first.get("rope_theta")} != first for each in others):
             raise NotExpressible("rope_parameters", "the same for all layer types, except rope_theta", given)
         rotates = config.rope_layers or [True] * config.num_hidden_layers
-        thetas = [by_type[kind]["rope_theta"] * one for kind, one in zip(config.layer_types, rotates, strict=True)]
+        thetas = [
+            by_type[kind].get("rope_theta", 0) * one for kind, one in zip(config.layer_types, rotates, strict=True)
+        ]
         return {"rope_parameters": dict(first), "layer_rope_theta": thetas}
 
 
