@@ -13,8 +13,8 @@ IN_FILES = Ending(
         "mlp.router.gate.weight": "mlp.gate.weight",
         "mlp.expert_bias": "mlp.e_score_correction_bias",
         **{
-            f"mlp.shared_mlp.{name}": f"mlp.shared_experts.{name}"
-            for name in map("{}_proj.weight".format, ("gate", "up", "down"))
+            f"mlp.shared_mlp.{part}_proj.weight": f"mlp.shared_experts.{part}_proj.weight"
+            for part in ("gate", "up", "down")
         },
     }
 )
