@@ -47,7 +47,7 @@ def state_of(model, group):
     layers = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
     for name, tensor in model.state_dict().items():
         plain[name] = tensor
-        if name in layers - {"lm_head.weight", "score.weight"}:
+        if name in layers - {*UNTOUCHED, "score.weight"}:
             parts, plain[name] = tensors(tensor, group)
             low |= {name.removesuffix("weight") + part: value for part, value in parts.items()}
         else:
@@ -55,6 +55,8 @@ def state_of(model, group):
     return low, plain
 
 
+UNTOUCHED = ("lm_head.weight", "output_projection.weight")
+"""Language model heads, which AWQ leaves as they are."""
 ENTRIES = {
     "backend": "autoawq",
     "bits": 4,

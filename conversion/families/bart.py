@@ -1,14 +1,15 @@
 """BART (Lewis et al., 2020), mBART (Liu et al., 2020) and what Marian shares with them (`marian.py`).
 
 The original Transformer with biases, tied heads and a bias of the logits. BART trains its positions and has a norm on
-the embeddings, PLBART (Ahmad et al., 2021) too; mBART is BART with pre-norm. Blenderbot (Roller et al., 2021) has
-pre-norm, too, and no norm on the embeddings.
+the embeddings, PLBART (Ahmad et al., 2021) and MVP (Tang et al., 2023) too; mBART is BART with pre-norm. Blenderbot
+(Roller et al., 2021) has pre-norm, too, and no norm on the embeddings.
 
 Without `tie_word_embeddings`, today's official classes tie nothing: all matrices are stored, each stack reads its
 own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `CheckpointVariant`.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -166,7 +167,7 @@ class BartFamily(EncoderDecoderFamily):
         own_vocabularies: whether the two sides may have one each.
         logits_bias: whether the official language model has a bias of the logits.
         table: (positions, width) -> the official table of computed positions, in float64, if checkpoints may hold it.
-        not_none: see `ConfigTranslation`.
+        not_none, unsupported: see `ConfigTranslation`.
         padding_by_token: see `Family`.
     """
 
@@ -186,6 +187,7 @@ class BartFamily(EncoderDecoderFamily):
         logits_bias: bool = True,
         table: Callable[[int, int], Tensor] | None = None,
         not_none: Collection[str] = (),
+        unsupported: Mapping[str, tuple[Any, ...]] | None = None,
         padding_by_token: bool = False,
     ):
         super().__init__(
@@ -210,6 +212,7 @@ class BartFamily(EncoderDecoderFamily):
             extra_fields=("num_hidden_layers", "num_attention_heads", "hidden_size"),
             training_only=("encoder_layerdrop", "decoder_layerdrop"),
             not_none=("initializer_range", *not_none),
+            unsupported=unsupported,
         )
         self.own_vocabularies, self.logits_bias, self.table = own_vocabularies, logits_bias, table
         self.padding_by_token = padding_by_token
@@ -367,6 +370,15 @@ MBART = BartFamily(
     structure={**STRUCTURE, "norm_placement": "pre", "decoder_starts_with_last_label": True},
     fresh={"vocab_size": 250027, "embedding_scale": root_of_width, "decoder_start_token_id": None},
     computed=[HeadDropout()],
+)
+MVP = BartFamily(
+    "mvp",
+    "MvpConfig",
+    bart_heads("MvpForConditionalGeneration MvpModel MvpForSequenceClassification MvpForQuestionAnswering"),
+    structure=STRUCTURE,
+    fresh={"vocab_size": 50267},
+    computed=[HeadDropout()],
+    unsupported={"use_prompt": (None, False)},
 )
 PLBART = BartFamily(
     "plbart",

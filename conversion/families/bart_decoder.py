@@ -69,6 +69,7 @@ class BartDecoderFamily(Family[Head]):
             ],
             extra_fields=["is_encoder_decoder"],
             not_none=["initializer_range"],
+            unsupported=whole.unsupported,
         )
         self.whole = whole
         self.tables = [f"model.{TABLES[1]}"] if whole.computes_positions else []
@@ -103,6 +104,7 @@ class BartDecoderFamily(Family[Head]):
 
 BART = BartDecoderFamily(bart.BART, "BartForCausalLM")
 MBART = BartDecoderFamily(bart.MBART, "MBartForCausalLM")
+MVP = BartDecoderFamily(bart.MVP, "MvpForCausalLM")
 MARIAN = BartDecoderFamily(marian.FAMILY, "MarianForCausalLM")
 PLBART = BartDecoderFamily(bart.PLBART, "PLBartForCausalLM")
 BLENDERBOT = BartDecoderFamily(bart.BLENDERBOT, "BlenderbotForCausalLM")

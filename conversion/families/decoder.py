@@ -126,6 +126,7 @@ class DecoderFamily(Family[Head]):
         more_rules: a config of ours -> rules of a layer that are more than a module's name, without the layer's prefix.
         spellings: see `Family.own_spellings`.
         ignored: see `RuleTable`; official names of the stack: of computed tensors, or of layers after the model's.
+        outside: the same of tensors that lie outside of the stack.
         reads_whole: whether the official class follows an `is_causal` of false.
         settings: further arguments of `ConfigTranslation`.
     """
@@ -159,6 +160,7 @@ class DecoderFamily(Family[Head]):
         more_rules: Callable[[PretrainedConfig], list[Rule]] | None = None,
         spellings: Sequence[Spelling] = (),
         ignored: Collection[str] = (),
+        outside: Collection[str] = (),
         reads_whole: bool = True,
         **settings,
     ):
@@ -169,7 +171,8 @@ class DecoderFamily(Family[Head]):
             heads: Sequence[Head] = decoder_heads(classes, root, token_head=token_head, head_bias=head_bias, **roots)
         else:
             heads = classes
-        self.has_low_bits = not pairs and all(isinstance(ours, str) for ours in layer.values())
+        plain = {ours for ours in layer.values() if isinstance(ours, str)}
+        self.has_low_bits = not pairs and len(plain) == len(layer) and plain.issuperset(QKV)
         super().__init__(
             name,
             config_class,
@@ -197,6 +200,7 @@ class DecoderFamily(Family[Head]):
         self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, Spellings(spellings)
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
         self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
+        self.outside = tuple(outside)
 
     # The variant: which head, whether there is a prefix.
 
@@ -248,7 +252,7 @@ class DecoderFamily(Family[Head]):
         rules = [*(rule.under(head.root, head.our_root) for rule in self.stack_rules(config)), *head.rules]
         if config.linear_bits is not None:
             rules = awq.kept_rules(rules, self._low_bit_weights(variant))
-        ignored = [*(head.root + name for name in self.ignored), *VALUE_HEAD]
+        ignored = [*(head.root + name for name in self.ignored), *self.outside, *VALUE_HEAD]
         return RuleTable(rules, ignored, config.num_hidden_layers)
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:

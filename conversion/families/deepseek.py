@@ -32,19 +32,24 @@ RIGHT_SINCE = {"deepseek_v2": (5, 15), "deepseek_v3": GROUPS_SINCE}
 """The first release of transformers whose class chooses among groups, and scales scores with YaRN, as today's does."""
 
 
-def _attention_rules(config: PretrainedConfig) -> list[Rule]:
-    """The rules of attention whose matrices hold several of ours, or channels in another order."""
+def attention_rules(config: PretrainedConfig, pairs: bool = True) -> list[Rule]:
+    """The rules of attention whose matrices hold several of ours, or channels in another order.
+
+    Args:
+        config: ours.
+        pairs: whether the official class turns neighbouring channels.
+    """
     heads, size = config.num_attention_heads, config.head_dim
     rotated = rotary_size(config.rope_parameters, size)
-    pairs = DeinterleaveRotary(rotated, rotated)
-    latent = Chain(Split(0, (config.kv_lora_rank or 0, rotated)), Each((Identity(), pairs)))
+    of_keys, of_queries = (DeinterleaveRotary(each, rotated) if pairs else Identity() for each in (rotated, size))
+    latent = Chain(Split(0, (config.kv_lora_rank or 0, rotated)), Each((Identity(), of_keys)))
     keys_and_values = Split(0, (heads * (size - rotated), heads * (config.v_head_dim or 0)), heads)
     queries = "self_attn.q_proj.weight" if config.q_lora_rank is None else "self_attn.q_b_proj.weight"
     ours = ("self_attn.kv_a_proj", "self_attn.k_rope_proj")
     return [
         *(Rule(f"{LATENT}.{kind}", tuple(f"{name}.{kind}" for name in ours), latent) for kind in ("weight", "bias")),
         Rule("self_attn.kv_b_proj.weight", ("self_attn.k_proj.weight", "self_attn.v_proj.weight"), keys_and_values),
-        Rule(queries, "self_attn.q_proj.weight", Chain(LastFirst(size, rotated), DeinterleaveRotary(size, rotated))),
+        Rule(queries, "self_attn.q_proj.weight", Chain(LastFirst(size, rotated), of_queries)),
     ]
 
 
@@ -99,7 +104,7 @@ FRESH = {
     "num_expert_groups_per_tok": 1,
     "experts_per_group_score": 2,
 }
-SETTINGS: dict[str, Any] = {
+LATENTS: dict[str, Any] = {
     "layer": {
         **MLP,
         **NORMS,
@@ -108,18 +113,22 @@ SETTINGS: dict[str, Any] = {
         "self_attn.q_a_layernorm": "self_attn.q_a_norm",
         "self_attn.o_proj": "self_attn.o_proj",
     },
-    "more_rules": _attention_rules,
-    "sparse": SHARED_EXPERTS,
+    "more_rules": attention_rules,
     "head_dim": None,
     "rope": LatentRope(),
     "not_none": ("kv_lora_rank",),
-    "without_effect": ("router_aux_loss_coef", "output_router_logits"),
 }
-FIELDS = {
-    **DEEPSEEK_FIELDS,
+"""Arguments of a family with latent attention."""
+LATENT_FIELDS = {
     **{name: name for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim")},
     "attention_bias": ALL_ATTENTION_BIASES,
 }
+SETTINGS: dict[str, Any] = {
+    **LATENTS,
+    "sparse": SHARED_EXPERTS,
+    "without_effect": ("router_aux_loss_coef", "output_router_logits"),
+}
+FIELDS = {**DEEPSEEK_FIELDS, **LATENT_FIELDS}
 DEEPSEEK_V2 = DeepseekFamily(
     "deepseek_v2",
     "DeepseekV2Config",

@@ -34,12 +34,12 @@ def every(step: int, window: int | None = None):
     return {"layer_types": kinds, "sliding_window": window} if window else {"rope_layers": kinds}
 
 
-def every_third(window: int) -> dict:
-    """Settings in which each layer but the first, the fourth and so on has a window."""
+def all_but(step: int, window: int) -> dict:
+    """Settings in which each layer but the first and every `step`-th one after it has a window."""
 
     def kinds(settings: dict) -> list:
         count = settings["num_hidden_layers"]
-        return ["full_attention" if layer % 3 == 0 else "sliding_attention" for layer in range(count)]
+        return ["full_attention" if layer % step == 0 else "sliding_attention" for layer in range(count)]
 
     return {"layer_types": kinds, "sliding_window": window}
 

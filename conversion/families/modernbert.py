@@ -14,7 +14,7 @@ from .bert_like import BertLikeFamily
 from .decoder import LLAMA, QKV, DecoderFamily
 from .encoder_decoder import HeadDropout
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
-from .fresh import by_type, every_third
+from .fresh import all_but, by_type
 from .head import Head
 
 FIELDS: dict[str, Any] = {
@@ -43,7 +43,7 @@ STRUCTURE = {
     "classifier_transform": True,
 }
 FRESH = {
-    **every_third(64),
+    **all_but(3, 64),
     **by_type(160_000.0, 10_000.0),
     "vocab_size": 50368,
     "hidden_size": 768,

@@ -5,7 +5,7 @@ from .common import DROPOUTS, TOKENS, common_entries, token_or_none
 from .encoder import RELATIVE, SIDE, TOKEN_TYPES, EncoderPositions, Pooler
 from .heads import NOT_PRUNED, PRUNED_HEADS, HeadDim
 from .rotary import Rope, RopeByLayerType, RotaryPart, only_sliding_layers_rotate, part_of
-from .scalars import Factor, Flag, InnerSize, invert_power
+from .scalars import Factor, Flag, InnerSize, invert_power, roundest
 from .windows import NoWindow, WindowByLayer, WindowEverywhere
 
 __all__ = [
@@ -37,5 +37,6 @@ __all__ = [
     "invert_power",
     "only_sliding_layers_rotate",
     "part_of",
+    "roundest",
     "token_or_none",
 ]

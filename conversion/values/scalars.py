@@ -1,5 +1,7 @@
 """Numbers and switches: the inner width, factors, flags."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +27,17 @@ class InnerSize:
         return {} if self.name is None else {self.name: None if plain else config.intermediate_size}
 
 
-def invert_power(factor: float, power: float) -> float:
-    """The roundest number whose `power` is a factor: what a config most likely said."""
-    exact = factor ** (1 / power)
+def roundest(exact: float, fits: Callable[[float], bool]) -> float:
+    """The roundest number near `exact` that fits: what a config most likely said; `exact` if none does."""
     rounded = (round(exact, digits) for digits in range(17))
-    found = next((each for each in rounded if each > 0 and each**power == factor), exact)
+    near = (*rounded, exact, math.nextafter(exact, math.inf), math.nextafter(exact, 0))
+    found = next((each for each in near if each > 0 and fits(each)), exact)
     return int(found) if found == int(found) else found
+
+
+def invert_power(factor: float, power: float) -> float:
+    """The roundest number whose `power` is a factor."""
+    return roundest(factor ** (1 / power), lambda each: each**power == factor)
 
 
 @dataclass(frozen=True)

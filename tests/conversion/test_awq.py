@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 import transformers
-from awq_layout import ENTRIES, ORDER, state_of
+from awq_layout import ENTRIES, ORDER, UNTOUCHED, state_of
 from pairs import assert_close
 from safetensors.torch import load_file, save_file
 
@@ -44,7 +44,7 @@ def awq_folder(folder, family="qwen3", group=32, entries=ENTRIES, tokenizer=None
     model = official_folder(folder, family, dtype=torch.float16, tokenizer=tokenizer, **settings)
     low, meant = state_of(model, group)
     if model.config.tie_word_embeddings:
-        low.pop("lm_head.weight")
+        low = {name: tensor for name, tensor in low.items() if name not in UNTOUCHED}
     low = {name: tensor.contiguous() for name, tensor in low.items()}
     save_file(low, folder / "model.safetensors", {"format": "pt"})
     edit_config(folder, quantization_config={**entries, "group_size": group})
@@ -101,7 +101,11 @@ def test_where_matrices_are_fused_only_plain_weights_can_be_made(tmp_path):
 
 
 LATER = [name for name, family in FAMILIES.items() if getattr(family, "has_low_bits", False) and name not in SPECIAL]
-WIDE = {"opt": {"ffn_dim": 96, "word_embed_proj_dim": 64}, "smollm3": {"pad_token_id": 0}}
+WIDE = {
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "smollm3": {"pad_token_id": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+}
 
 
 @pytest.mark.parametrize(

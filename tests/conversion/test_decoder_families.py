@@ -50,6 +50,8 @@ LATENT = {
 GROUPS = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
 LATENT_V3 = {**LATENT, **GROUPS}
 LATENT_V2 = {**LATENT_V3, "n_shared_experts": 2, "topk_method": "group_limited_greedy"}
+LATENT_LITE = {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
+LATENT_DENSE = {name: value for name, value in LATENT_LITE.items() if name not in DEEPSEEK_EXPERTS}
 GRANITE_EXPERTS = {
     "num_local_experts": 6,
     "num_experts_per_tok": 2,
@@ -68,6 +70,7 @@ MSCALE = {
     "short_mscale": 1.2,
     "long_mscale": 1.2,
 }
+EXAONE_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
 GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 12}
 ERNIE_EXPERTS = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2}
 SHARED_WINDOW = {
@@ -83,6 +86,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW = {"sliding_window": 8, "layer_types": [SLIDING, FULL]}
 AFMOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16, "route_scale": 2.5}
 AFMOE |= {"num_dense_layers": 1, "num_shared_experts": 1, **WINDOW}
+MELLUM = {**QWEN_EXPERTS, "num_experts_per_tok": 3, **WINDOW}
+FLINT = {**QWEN_EXPERTS, **WINDOW, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1], "head_dim": 8}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 BY_TYPE = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 1e4}}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
@@ -118,6 +123,23 @@ ROWS = [
     Row("afmoe", AFMOE),
     Row("afmoe", AFMOE | {"mup_enabled": True, "attention_bias": True, "num_shared_experts": 2, **TIED}, shards=True),
     Row("afmoe", AFMOE | {"layer_types": [FULL, FULL], "num_dense_layers": 0, "route_scale": 1.0}),
+    Row("solar_open", DEEPSEEK_EXPERTS | {"head_dim": 8}),
+    Row("solar_open", DEEPSEEK_EXPERTS | GROUPS | {"n_shared_experts": 2, "head_dim": 16, **TIED}, shards=True),
+    Row("solar_open", DEEPSEEK_EXPERTS | {"attention_bias": True, "norm_topk_prob": False, "head_dim": 8}),
+    Row("mellum", MELLUM | {"rope_parameters": BY_TYPE, "head_dim": 8}),
+    Row("mellum", MELLUM | {"mlp_layer_types": ["dense", "sparse"], "attention_bias": True, **TIED}, shards=True),
+    Row("mellum", QWEN_EXPERTS | {"head_dim": 16, "norm_topk_prob": False}),
+    Row("exaone_moe", EXAONE_EXPERTS | WINDOW),
+    Row("exaone_moe", EXAONE_EXPERTS | {**WINDOW, "first_k_dense_replace": 0, "num_shared_experts": 2}, shards=True),
+    Row("exaone_moe", EXAONE_EXPERTS | {"layer_types": [FULL, FULL], "num_experts": 8, "n_group": 4, "topk_group": 2}),
+    Row("hy_v3", EXAONE_EXPERTS | {"router_scaling_factor": 1.5}),
+    Row("hy_v3", EXAONE_EXPERTS | {"mlp_layer_types": ["sparse"] * 2, "num_shared_experts": 2, **TIED}, shards=True),
+    Row("hy_v3", EXAONE_EXPERTS | {"attention_bias": True, "head_dim": 16, "mlp_layer_types": ["sparse", "dense"]}),
+    Row("flint", FLINT),
+    Row("flint", FLINT | {"attention_bias": True, "layer_types": [FULL, SLIDING], **TIED}, shards=True),
+    Row("flint", FLINT | {"mlp_only_layers": [], "layer_types": [SLIDING] * 2, "norm_topk_prob": False}),
+    Row("granitemoe_swa", GRANITE_EXPERTS | {**WINDOW, "layer_rope_theta": [1e4, 0]}),
+    Row("granitemoe_swa", GRANITE_EXPERTS | {**WINDOW, "shared_intermediate_size": 40, **UNTIED}, shards=True),
     Row("gpt_oss", GPT_OSS),
     Row("gpt_oss", GPT_OSS | {"sliding_window": 6, "attention_bias": False, "num_experts_per_tok": 1}, shards=True),
     Row("gpt_oss", GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": True}),
@@ -133,6 +155,19 @@ ROWS = [
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"first_k_dense_replace": 0, "norm_topk_prob": False, **TIED}, shards=True),
     Row("glm4_moe", DEEPSEEK_EXPERTS | GROUPS | {"topk_group": 1, "num_experts_per_tok": 2}, shards=True),
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"partial_rotary_factor": 1.0, "head_dim": 16, "n_shared_experts": 2}),
+    Row("glm4_moe_lite", LATENT_LITE | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9}}),
+    Row("glm4_moe_lite", LATENT_LITE | GROUPS | {"attention_bias": True, "q_lora_rank": None, **TIED}, shards=True),
+    Row("glm4_moe_lite", LATENT_LITE | {"mlp_layer_types": ["sparse"] * 3, "norm_topk_prob": False}),
+    Row("youtu", LATENT_DENSE),
+    Row("youtu", LATENT_DENSE | {"attention_bias": True, "q_lora_rank": None, **UNTIED}, shards=True),
+    Row("youtu", LATENT_DENSE | {"rms_norm_eps": 1e-3, "rope_parameters": YARN | {"mscale_all_dim": 0.9}}),
+    Row("minicpm3", LATENT_DENSE | {"dim_model_base": 16}),
+    Row("minicpm3", LATENT_DENSE | {"dim_model_base": None, "scale_depth": None, "q_lora_rank": None}, shards=True),
+    Row(
+        "minicpm3",
+        LATENT_DENSE
+        | {"attention_bias": True, "mlp_bias": True, "scale_emb": 1, "scale_depth": 0.3, "v_head_dim": None, **UNTIED},
+    ),
     Row("deepseek_v3", LATENT_V3 | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9}}),
     Row("deepseek_v3", LATENT_V3 | {"attention_bias": True, "norm_topk_prob": False, **TIED}, shards=True),
     Row("deepseek_v3", LATENT | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "rope_parameters": YARN}),
@@ -174,6 +209,9 @@ ROWS = [
     Row("starcoder2", {"sliding_window": 8}),
     Row("starcoder2", {"use_bias": False, **UNTIED}, shards=True),
     Row("starcoder2", {"num_key_value_heads": 1, "rope_theta": 1e6}),
+    Row("granite_swa", {**MULTIPLIERS, **WINDOW, "layer_rope_theta": [1e4, 0]}),
+    Row("granite_swa", {**WINDOW, "layer_rope_theta": [500, 1e5], "attention_bias": True, **UNTIED}, shards=True),
+    Row("granite_swa", {**MULTIPLIERS, "layer_types": [FULL, FULL], "layer_rope_theta": [0, 0], "mlp_bias": True}),
     Row("granite", MULTIPLIERS),
     Row("granite", {"attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
     Row("granite", {**MULTIPLIERS, "logits_scaling": 4.9, "num_key_value_heads": 4}),
@@ -226,6 +264,13 @@ ROWS = [
     Row("gpt_bigcode"),
     Row("gpt_bigcode", {"multi_query": False, **UNTIED}, shards=True),
     Row("gpt_bigcode", {"n_inner": 40, "scale_attn_weights": False, "activation_function": "gelu"}),
+    Row("gpt_neo", {"attention_types": [[["global", "local"], 1]], "window_size": 8}),
+    Row("gpt_neo", {"attention_types": [[["local"], 1], [["global"], 1]], "window_size": 5, **UNTIED}, shards=True),
+    Row("gpt_neo", {"attention_types": [[["global"], 2]], "intermediate_size": 40, "activation_function": "gelu"}),
+    Row("biogpt"),
+    Row("biogpt", {"scale_embedding": False, "hidden_act": "relu", **UNTIED}, shards=True),
+    Row("xglm"),
+    Row("xglm", {"scale_embedding": False, "activation_function": "relu", "pad_token_id": 1, **UNTIED}, shards=True),
     Row("exaone4", WINDOW),
     Row("exaone4", {"sliding_window": None, "layer_types": [FULL, FULL], **TIED}, shards=True),
     Row("exaone4", {"sliding_window": 8, "layer_types": [FULL, FULL], "head_dim": 16}),
@@ -241,6 +286,13 @@ ROWS = [
     Row("jais2"),
     Row("jais2", {"attention_bias": False, "mlp_bias": False, **TIED}, shards=True),
     Row("jais2", {"num_key_value_heads": 4, "head_dim": 16}),
+    Row("hyperclovax"),
+    Row("hyperclovax", {**MULTIPLIERS, "use_post_norm": False, "attention_bias": True, **TIED}, shards=True),
+    Row("hyperclovax", {**MULTIPLIERS, "mlp_bias": True, "head_dim": 16}),
+    Row("internlm3", {"head_dim": 8}),
+    Row("internlm3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
+    Row("iquestcoder", {"head_dim": 8}),
+    Row("iquestcoder", {"head_dim": 16, "attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
     Row("ernie4_5"),
     Row("ernie4_5", {"use_bias": True, "head_dim": 16, **UNTIED}, shards=True),
     Row("persimmon"),

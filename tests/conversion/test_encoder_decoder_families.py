@@ -47,6 +47,8 @@ ROWS = [
     Row("t5gemma", {"encoder": GEMMA, "decoder": {**GEMMA, "num_hidden_layers": 3}}),
     Row("t5gemma", {"encoder": {**DEEPER, "num_hidden_layers": 2}, "decoder": DEEPER, **UNTIED}, shards=True),
     Row("t5gemma", {"encoder": FULL, "decoder": FULL}),
+    Row("mvp"),
+    Row("mvp", {"scale_embedding": True, "decoder_layers": 1, **NARROW}, shards=True),
     Row("plbart"),
     Row("plbart", {"scale_embedding": False, "decoder_layers": 1, **NARROW}, shards=True),
     Row("blenderbot", {"pad_token_id": 0, "bos_token_id": 1, **WIDE}),

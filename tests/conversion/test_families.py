@@ -266,6 +266,7 @@ def test_a_type_that_only_a_newer_release_has_says_so(monkeypatch):
         ({"attention_bias": True, "attention_output_bias": True}, "llama"),
         ({"mlp_bias": True}, "llama"),
         ({"sliding_window": 8}, "mistral"),
+        ({"embedding_scale": 2.0, "logit_scale": 0.7}, "hyperclovax"),
     ],
 )
 def test_on_the_way_out_the_family_is_found_from_the_fields(changes, family):
@@ -282,8 +283,8 @@ def test_on_the_way_out_the_family_is_found_from_the_fields(changes, family):
         {"position_type": "learned"},
         {"lm_head_bias": True},
         {"embedding_norm": True},
-        {"embedding_scale": 2.0},
-        {"logit_scale": 2.0},
+        {"clip_qkv": 2.0},
+        {"attn_logit_softcapping": 2.0},
         {"add_cross_attention": True},
         {"qk_norm": True, "mlp_bias": True},
     ],

@@ -121,6 +121,20 @@ def folder_with_further_layers(folder, family, prefix):
 FURTHER_SIZES = {
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24},
+    "mellum": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
+    "exaone_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "hy_v3": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
+    "glm4_moe_lite": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 20,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
+    },
     "deepseek_v3": {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
@@ -136,7 +150,11 @@ FURTHER_SIZES = {
         "first_k_dense_replace": 1,
     },
 }
-PREFIXES = [("glm4_moe", "model.layers.2."), ("deepseek_v3", "model.layers.2."), ("ernie4_5_moe", "model.mtp_block.0.")]
+PREFIXES = [
+    *(("glm4_moe", "model.layers.2."), ("deepseek_v3", "model.layers.2."), ("ernie4_5_moe", "model.mtp_block.0.")),
+    *(("mellum", "mtp.layers.0."), ("exaone_moe", "mtp.layers.0."), ("hy_v3", "model.layers.2.")),
+    ("glm4_moe_lite", "model.layers.2."),
+]
 
 
 @pytest.mark.parametrize(("family", "prefix"), PREFIXES)

@@ -447,6 +447,17 @@ RECORDS = (
         quick=True,
     ),
     Record(
+        "RUCAIBox/mvp",
+        "MvpForConditionalGeneration",
+        bart_config("MvpForConditionalGeneration", "mvp", prompt_length=100, prompt_mid_dim=800,
+                    torch_dtype="float32", transformers_version="4.19.2", use_prompt=False),
+        partial(bart_words, config={"model_max_length": 1024, "tokenizer_class": "MvpTokenizer"}),
+        spelling=(NO_HEAD, SHARED, BART_HEAD),
+        safetensors=None,
+        bin=(),
+        card={"license": "apache-2.0", "language": ["en"]},
+    ),
+    Record(
         "uclanlp/plbart-base",
         "PLBartForConditionalGeneration",
         bart_config("PLBartForConditionalGeneration", "plbart", scale_embedding=True, tokenizer_class="PLBartTokenizer",
@@ -484,6 +495,7 @@ RECORDS = (
     lone_decoder("Blenderbot", "blenderbot", bart_words),
     lone_decoder("MBart", "mbart", mbart),
     lone_decoder("PLBart", "plbart", plbart),
+    lone_decoder("Mvp", "mvp", bart_words),
     lone_decoder("Pegasus", "pegasus", pegasus, **{**T5_ENDS, "bos_token_id": 0, "forced_eos_token_id": 1}),
     lone_decoder("Marian", "marian", partial(marian, {"source_lang": "en", "target_lang": "de"}), **{
         name: value for name, value in MARIAN.items() if name != "transformers_version"}),

@@ -17,6 +17,8 @@ import blockformer
 from blockformer import adamw, optimizer_groups
 from blockformer.presets import PRESETS
 
+WITH_SINKS = {"gpt_oss", "flint", "granite_swa", "granitemoe_swa"}
+"""Presets with attention sinks, which decay by `Trainer`."""
 GUIDE = Path(__file__).parents[2] / "docs/training.md"
 
 
@@ -37,7 +39,7 @@ def assert_groups_of_trainer(a_model, folder):
     "preset",
     [
         pytest.param(preset, marks=[] if preset in USUALLY else pytest.mark.exhaustive)
-        for preset in sorted(set(PRESETS) - {"gpt_oss"})  # whose sinks decay by `Trainer`
+        for preset in sorted(set(PRESETS) - WITH_SINKS)
     ],
 )
 def test_every_preset_and_head_has_the_groups_of_trainer(preset, tmp_path):

@@ -1,0 +1,44 @@
+"""K-EXAONE (LG AI Research, 2025): EXAONE 4 with norms before the sub-layers, and DeepSeek's experts.
+
+Checkpoints may hold layers that predict further tokens.
+"""
+
+from ..storage.spelling import Ending
+from ..values import Computed, WindowByLayer
+from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .exaone4 import read_rotating, write_rotating
+from .fresh import every, rotary
+from .with_experts import DEEPSEEK_FIELDS, FINE, SHARED_EXPERTS, ExpertsFamily, expert_groups, shared_experts
+
+FAMILY = ExpertsFamily(
+    "exaone_moe",
+    "ExaoneMoeConfig",
+    "ExaoneMoeForCausalLM ExaoneMoeModel",
+    structure={
+        **LLAMA,
+        "qk_norm": True,
+        "router_score": "sigmoid",
+        "router_selection_bias": True,
+        "router_float32": True,
+    },
+    fresh={
+        **rotary(1_000_000.0),
+        **every(4, 128),
+        **every(4),
+        **FINE,
+        "shared_expert_intermediate_size": 384,
+        "norm_eps": 1e-5,
+        "routed_scaling_factor": 2.5,
+    },
+    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
+    sparse=SHARED_EXPERTS,
+    spellings=[Ending({"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"})],
+    outside=["mtp.*"],
+    fields={
+        **{theirs: ours for theirs, ours in DEEPSEEK_FIELDS.items() if ours != "num_experts"},
+        **{name: name for name in ("num_experts", "mlp_layer_types")},
+    },
+    window=WindowByLayer(by_flag=False),
+    without_effect=("router_aux_loss_coef", "output_router_logits"),
+    computed=(shared_experts("num_shared_experts"), expert_groups(2), Computed(read_rotating, write_rotating)),
+)

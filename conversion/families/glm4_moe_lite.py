@@ -1,0 +1,37 @@
+"""GLM-4.7-Flash (GLM team, 2026): GLM-4.5's experts, and DeepSeek's latent attention.
+
+Checkpoints hold a layer after the last one, which predicts one token more.
+"""
+
+from .decoder import LLAMA
+from .deepseek import FIELDS, FRESH, SETTINGS
+from .with_experts import ExpertsFamily, expert_groups, shared_experts
+
+FAMILY = ExpertsFamily(
+    "glm4_moe_lite",
+    "Glm4MoeLiteConfig",
+    "Glm4MoeLiteForCausalLM Glm4MoeLiteModel",
+    structure={
+        **LLAMA,
+        "latent_norm_eps": 1e-6,
+        "router_score": "sigmoid",
+        "router_selection_bias": True,
+        "router_float32": True,
+    },
+    fresh={
+        **FRESH,
+        "num_expert_groups": 0,
+        "num_expert_groups_per_tok": 0,
+        "experts_per_group_score": 0,
+        "shared_expert_intermediate_size": 384,
+        "q_lora_rank": 192,
+        "norm_eps": 1e-5,
+        "routed_scaling_factor": 1.8,
+    },
+    ignored=["layers.{beyond}.*"],
+    fields={**FIELDS, "mlp_layer_types": "mlp_layer_types"},
+    unsupported={"rope_interleave": (True,)},
+    computed=(shared_experts("n_shared_experts"), expert_groups(2)),
+    extra_fields=["partial_rotary_factor"],
+    **SETTINGS,
+)

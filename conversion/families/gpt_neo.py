@@ -1,0 +1,65 @@
+"""GPT-Neo (Black et al., 2021): GPT-2 with separate matrices, scores as they are, and windows in every other layer."""
+
+from ..values import Computed, InnerSize
+from .decoder import GPT, DecoderFamily
+from .fresh import every
+from .gpt2 import FIELDS, NORMS, OUTER
+from .gpt2 import FRESH as GPT2_FRESH
+
+KINDS = {"global": "full_attention", "local": "sliding_attention"}
+"""Official type of a layer -> ours."""
+
+
+def read_layers(official):
+    """The official list has a type for each layer, and one window for all that are local."""
+    config = official.config
+    kinds = [KINDS[each] for each in config.attention_layers]
+    return {"layer_types": kinds, "sliding_window": config.window_size if KINDS["local"] in kinds else None}
+
+
+def write_layers(config, head):
+    """The way back, as one block of all layers."""
+    names = {ours: theirs for theirs, ours in KINDS.items()}
+    window = {} if config.sliding_window is None else {"window_size": config.sliding_window}
+    return {"attention_types": [[[names[kind] for kind in config.layer_types], 1]], **window}
+
+
+FAMILY = DecoderFamily(
+    "gpt_neo",
+    "GPTNeoConfig",
+    "GPTNeoForCausalLM GPTNeoModel GPTNeoForSequenceClassification "
+    "GPTNeoForTokenClassification GPTNeoForQuestionAnswering",
+    structure={**GPT, "position_type": "learned", "attention_bias": False, "attention_scale": 1.0},
+    fresh={
+        **GPT2_FRESH,
+        **every(2, 256),
+        "max_position_embeddings": 2048,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    layer={
+        **{f"attn.attention.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")},
+        "attn.attention.out_proj": "self_attn.o_proj",
+        "mlp.c_fc": "mlp.up_proj",
+        "mlp.c_proj": "mlp.down_proj",
+        **NORMS,
+    },
+    outer=OUTER,
+    root="transformer.",
+    layers="h.{layer}.",
+    token_head="classifier",
+    ignored=["h.{layer}.attn.attention.bias", "h.{layer}.attn.attention.masked_bias"],
+    fields={
+        **dict.fromkeys(("intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")),
+        **dict.fromkeys(("hidden_act", "rms_norm_eps")),
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        **{name: FIELDS[name] for name in ("activation_function", "layer_norm_epsilon")},
+        "resid_dropout": "hidden_dropout",
+        "embed_dropout": "hidden_dropout",
+    },
+    rope=None,
+    head_dim=None,
+    computed=[InnerSize("intermediate_size"), Computed(read_layers, write_layers)],
+    reads_whole=False,
+)

@@ -1,0 +1,72 @@
+"""Granite Swash (IBM, 2026), with and without experts: Granite with windows, attention sinks and a theta by layer."""
+
+from typing import Any
+
+from ..errors import ConversionError, shown
+from ..rules.table import Rule
+from ..values import NotExpressible, Rope, WindowByLayer
+from .decoder import LLAMA, DecoderFamily
+from .fresh import all_but
+from .granite import FIELDS, FRESH, SETTINGS
+from .granitemoe import NAMES, sparse_rules
+from .with_experts import FINE, ExpertsFamily
+
+
+class RopeByLayer(Rope):
+    """One set of rotary parameters, and a list with each layer's theta: 0 where it does not rotate."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        rope, thetas = super().read(official)["rope_parameters"], official.config.layer_rope_theta
+        by_type: dict[str, Any] = {}
+        for kind, theta in zip(official.config.layer_types, thetas, strict=True):
+            if theta and by_type.setdefault(kind, theta) != theta:
+                raise ConversionError(
+                    f"config.json: layer_rope_theta is {shown(thetas)}; ours has one theta for all layers of a type "
+                    f"({kind}), so run this model with transformers"
+                )
+        if len(set(by_type.values())) > 1:
+            rope = {kind: {**rope, "rope_theta": theta} for kind, theta in sorted(by_type.items())}
+        elif by_type:
+            rope = {**rope, "rope_theta": next(iter(by_type.values()))}
+        return {"rope_parameters": rope, "rope_layers": None if all(thetas) else [bool(theta) for theta in thetas]}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        given = config.rope_parameters or {}
+        by_type = {kind: given.get(kind, given) for kind in config.layer_types}
+        first, *others = by_type.values()
+        if any({**each, "rope_theta": first.get("rope_theta")} != first for each in others):
+            raise NotExpressible("rope_parameters", "the same for all layer types, except rope_theta", given)
+        rotates = config.rope_layers or [True] * config.num_hidden_layers
+        thetas = [
+            by_type[kind].get("rope_theta", 0) * one for kind, one in zip(config.layer_types, rotates, strict=True)
+        ]
+        return {"rope_parameters": dict(first), "layer_rope_theta": thetas}
+
+
+SWA: dict[str, Any] = {
+    **SETTINGS,
+    "structure": {**LLAMA, "attention_sinks": True},
+    "more_rules": lambda config: [Rule("self_attn.sinks", "self_attn.sinks")],
+    "rope": RopeByLayer(),
+    "window": WindowByLayer(by_flag=False),
+}
+GRANITE_SWA = DecoderFamily(
+    "granite_swa",
+    "GraniteSWAConfig",
+    "GraniteSWAForCausalLM GraniteSWAModel",
+    fresh={**FRESH, **all_but(4, 128), "tie_word_embeddings": True, "norm_eps": 1e-5},
+    fields={**FIELDS, "mlp_bias": "mlp_bias"},
+    **SWA,
+)
+GRANITEMOE_SWA = ExpertsFamily(
+    "granitemoe_swa",
+    "GraniteMoeSWAConfig",
+    "GraniteMoeSWAForCausalLM GraniteMoeSWAModel",
+    published=None,
+    sparse_rules=sparse_rules,
+    fresh={**FRESH, **FINE, **all_but(4, 128), "tie_word_embeddings": True},
+    fields={**NAMES, "shared_intermediate_size": "shared_expert_intermediate_size"},
+    **SWA,
+)

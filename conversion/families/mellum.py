@@ -1,0 +1,27 @@
+"""Mellum 2 (JetBrains, 2026): Qwen3-MoE with windows in some layers, and rotary parameters by layer type.
+
+Checkpoints may hold a layer that predicts one token more.
+"""
+
+from ..values import RopeByLayerType, WindowByLayer
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .fresh import by_type, every, rotary
+from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
+
+FAMILY = ExpertsFamily(
+    "mellum",
+    "MellumConfig",
+    "MellumForCausalLM MellumModel",
+    structure={**LLAMA, "qk_norm": True},
+    fresh={**rotary(500_000.0), **every(4, 1024), **by_type(500_000.0, 10_000.0), **FINE},
+    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
+    outside=["mtp.*"],
+    fields={
+        **ROUTER_FIELDS,
+        **{name: name for name in ("num_experts", "moe_intermediate_size", "mlp_layer_types")},
+        "attention_bias": ALL_ATTENTION_BIASES,
+    },
+    rope=RopeByLayerType(by_part=True),
+    window=WindowByLayer(by_flag=False),
+    unsupported=dict.fromkeys(("rope_theta", "rope_scaling"), (None,)),
+)

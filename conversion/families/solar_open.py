@@ -1,0 +1,25 @@
+"""Solar Open (Upstage, 2026): DeepSeek's experts in every layer, and Llama's attention."""
+
+from .decoder import ATTENTION, LLAMA, NORMS
+from .fresh import rotary
+from .with_experts import DEEPSEEK_FIELDS, FINE, SHARED_EXPERTS, ExpertsFamily, expert_groups, shared_experts
+
+FAMILY = ExpertsFamily(
+    "solar_open",
+    "SolarOpenConfig",
+    "SolarOpenForCausalLM SolarOpenModel",
+    structure={**LLAMA, "router_score": "sigmoid", "router_selection_bias": True, "router_float32": True},
+    fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 384, "norm_eps": 1e-5},
+    layer={**ATTENTION, **NORMS},
+    sparse=SHARED_EXPERTS,
+    fields={
+        **DEEPSEEK_FIELDS,
+        "moe_intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+        "intermediate_size": None,
+        "attention_bias": "attention_bias",
+    },
+    without_effect=("router_aux_loss_coef", "output_router_logits"),
+    computed=(shared_experts("n_shared_experts"), expert_groups(2)),
+    unsupported={"use_qk_norm": (None, False), "first_k_dense_replace": (None, 0)},
+    extra_fields=["partial_rotary_factor"],
+)
