@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ..errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, shown
+
 from ..rules.table import Rule
 from ..values import NotExpressible, Rope, WindowByLayer
 from .decoder import LLAMA, DecoderFamily
