@@ -101,6 +101,10 @@ def test_in_bfloat16_a_prepared_model_is_as_near(name, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_the_functions_that_are_compiled_compute_the_next_token(name):
     model = model_of(name)
+    if model.config.kv_lora_rank is not None:  # their steps are not compiled on a CPU
+        with pytest.raises(ValueError, match="latent attention"):
+            model.prepare_for_inference(compile=True)
+        return
     ids, mask = left_padded(3, LENGTH)
     ids = ids % 97
     cache = grow_in_place(DynamicCache(config=model.config), and_windows=True)
