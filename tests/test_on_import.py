@@ -44,7 +44,7 @@ print([type(finder).__module__ for finder in sys.meta_path if type(finder).__mod
         "['blockformer.model', 'blockformer.model.release', 'blockformer.on_import']",
         "True",
         "True",
-        "[]",
+        "['blockformer.on_import']",  # which waits for PEFT
     ]
 
 

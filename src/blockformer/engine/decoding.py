@@ -137,7 +137,7 @@ class Decoding:
         if call.beams > 1 and any(each is not None and sources(each, call.beams) is None for each in (input_ids, mask)):
             raise Uncompiled("beams begin with different texts")
         if self._compiled is not None:
-            self._compiled.functions_for(len(input_ids) // call.beams, call.beams)  # before the prompt is read
+            self._compiled.functions_for(*call.kind)  # before the prompt is read
             if "sliding_attention" in self._model.get_decoder().config.layer_types:
                 raise Uncompiled("a window's keys and values are in a cache of their own")
         return call
@@ -146,7 +146,7 @@ class Decoding:
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
         if self._compiled is not None:
-            parts = CPUParts(self._compiled, len(call.input_ids) // call.beams, call.beams)
+            parts = CPUParts(self._compiled, *call.kind)
             length = call.input_ids.shape[1]
             steps = Steps(parts, prompt, room_for(length + length // 2 + WRITTEN), scores.shape[-1])
             steps.begin(prompt, call.input_ids, call.ends, call.pad)
@@ -178,6 +178,8 @@ class _Call:
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
         self.streamer, self.beams = named.get("streamer"), _beams_of(named)
+        sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
+        self.kind = len(input_ids) // sharing, sharing
         self.longest = self.criteria.max_length or self.settings.max_length
         ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]

@@ -61,7 +61,7 @@ class LinearFields(Part):
 
 def raised(words, dtype):
     """Words, int32 [R, O / 8] -> their numbers, all raised by the same, [R, O], in bfloat16 or float16."""
-    shifts = torch.arange(0, 16, 4, dtype=torch.int32, device=words.device)  # SHIFTS, without a copy from the host
+    shifts = SHIFTS[1] * torch.arange(len(SHIFTS), dtype=torch.int32, device=words.device)  # no copy from the host
     pairs = words[..., None] >> shifts  # two 16-bit integers in one word, and other bits
     pairs &= _TWO
     pairs |= ABOVE[dtype][0]
