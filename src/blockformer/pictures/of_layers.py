@@ -128,12 +128,9 @@ def add_and_norm() -> str:
         canvas.text(middle, 550, note, 12.5, fill=STRONG_ORANGE)
         y = 484.0
         canvas.line([(middle, 510), (middle, y)])
-        for sublayer, code, norm_code, fill in (
-            ("Attention", "self_attn", "self_attn_pre_norm", ORANGE),
-            ("Feed forward", "mlp", "mlp_pre_norm", BLUE),
-        ):
+        for sublayer, code, fill in (("Attention", "self_attn", ORANGE), ("Feed forward", "mlp", BLUE)):
             canvas.line([(middle, y), (middle, y - 16)])
-            boxes = {"norm": ("norm", norm_code, YELLOW), "f": (sublayer, code, fill)}
+            boxes = {"norm": ("norm", f"{code}_{name}_norm", YELLOW), "f": (sublayer, code, fill)}
             bend, level, out = y - 8, y - 16, x + width + 24
             for kind in ("norm", "f", "+") if name == "pre" else ("f", "+", "norm"):
                 canvas.arrow((middle, level), (middle, level - 14))
