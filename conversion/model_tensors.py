@@ -10,7 +10,8 @@ from transformers import PretrainedConfig, PreTrainedModel, initialization
 
 from blockformer.files.errors import ConversionError
 
-from .rules.table import Group, Rule, RuleTable
+from .rules.groups import Group
+from .rules.table import Rule, RuleTable
 from .storage import awq
 
 

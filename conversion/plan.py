@@ -32,10 +32,11 @@ from .families.registry import Family, family_by_name, family_for, family_of
 from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
 from .origin import Origin, read_origin
 from .other_entries import carry_others, others_for
+from .rules.groups import Group, Target
 from .rules.in_turn import in_turn
 from .rules.operations import Shape
 from .rules.patterns import matching
-from .rules.table import Group, RuleTable, Target
+from .rules.table import RuleTable
 from .storage.awq import AWQ
 from .storage.formats import format_of
 from .storage.low_bits import LowBitFormat, PlainView

@@ -26,7 +26,8 @@ from blockformer.files.writer import Planned, ShardWriter
 from blockformer.publishing import copy_code, write_card
 
 from .report import ConversionReport
-from .rules.table import Group, check_tied
+from .rules.groups import Group
+from .rules.ties import check_tied
 
 
 class CheckpointWeights:

@@ -18,7 +18,8 @@ from transformers import PretrainedConfig
 from blockformer.files.errors import ConversionError
 
 from ..rules.operations import LeadingAxis, Shape
-from ..rules.table import Rule, check_tied, module_rules
+from ..rules.table import Rule, module_rules
+from ..rules.ties import check_tied
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible, Value, constants
 from .encoder_decoder import (

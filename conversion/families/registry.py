@@ -112,7 +112,7 @@ def nearest(official: Mapping[str, Any]) -> str:
 
 
 def official_names(config_class: type[PretrainedConfig]) -> dict[str, str]:
-    """Field of an official config -> the field of ours that means it, of those of a config class."""
+    """Field of an official config -> the field of one of our config classes that means it."""
     ours: dict[str, str] = {}
     for family in FAMILIES.values():
         ours |= {theirs: meant[0] for theirs, meant in family.fields.items() if meant[0] in axes(config_class)}

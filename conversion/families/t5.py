@@ -6,7 +6,8 @@ say in every config that the head is tied, and still keep a stored head that dif
 tied.
 """
 
-from ..rules.table import Rule, check_tied
+from ..rules.table import Rule
+from ..rules.ties import check_tied
 from ..storage.variant import CheckpointVariant
 from ..values import DROPOUTS, Computed
 from .encoder_decoder import (

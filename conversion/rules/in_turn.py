@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from .groups import Group, Target
 from .operations import Chain, Identity, OneWay, Operation, Reversed, Shape, Transpose
-from .table import Group, Target
 
 
 @dataclass(frozen=True)

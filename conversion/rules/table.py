@@ -5,38 +5,30 @@ hold numbered placeholders: `model.layers.{layer}.mlp.up_proj.weight` stands for
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
-from blockformer.files.errors import ConversionError, MisfitError, listed, shown
+from blockformer.files.errors import ConversionError, MisfitError, shown
 from blockformer.files.safetensors_io import HasHeader
 
-from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose
+from .groups import (
+    LACKING,
+    NO_PLACE,
+    TWICE,
+    UNTAKEN,
+    Group,
+    compare,
+    group_of,
+    lacking,
+    told,
+    with_rest,
+    wrong_shapes,
+)
+from .operations import Identity, Operation, Reversed, Shape
 from .patterns import Pattern, Places, nothing_matched, tuple_of
-from .ties import check_tied
-
-__all__ = [
-    "Chain",
-    "Group",
-    "Identity",
-    "Operation",
-    "Reversed",
-    "Rule",
-    "RuleTable",
-    "Split",
-    "Target",
-    "Transpose",
-    "check_tied",
-]
-
-UNTAKEN, TWICE = "tensors that no rule takes", "targets filled twice"
-LACKING = "parts that are missing"
-NO_PLACE = "tensors that the model has no place for"
-CAN_GO = "If the official class does not read them either, remove them from the file."
 
 
 @dataclass(frozen=True)
@@ -67,55 +59,6 @@ class Rule:
     def under(self, theirs: str, ours: str) -> "Rule":
         """The rule with a prefix before its official names and one before ours."""
         return replace(self, source=_prefixed(theirs, self.source), target=_prefixed(ours, self.target))
-
-
-@dataclass(frozen=True)
-class Target:
-    """The header of a tensor that a group will make."""
-
-    name: str
-    dtype: torch.dtype
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Group:
-    """The smallest piece of a conversion: the tensors `sources`, read together, make the tensors `targets`.
-
-    Attributes:
-        sources: names to read.
-        targets: what they become, in order.
-        op: the operation, its `forward` in the direction of the plan.
-    """
-
-    sources: tuple[str, ...]
-    targets: tuple[Target, ...]
-    op: Operation
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether it copies one tensor unchanged, so that this need not be in memory as a whole."""
-        op = self.op.op if isinstance(self.op, Reversed) else self.op
-        return isinstance(op, Identity) and len(self.sources) == len(self.targets) == 1
-
-    def apply(self, read: Callable[[str], Tensor]) -> list[tuple[str, Tensor]]:
-        """Read the sources and return the targets, with names, order, dtypes and shapes as planned.
-
-        Args:
-            read: name -> tensor (`Checkpoint.read`, or a state dict's `__getitem__`).
-        """
-        made = self.made(read)
-        return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, made, strict=True)]
-
-    def made(self, read: Callable[[str], Tensor]) -> list[Tensor]:
-        """The same, before the cast to the planned dtypes."""
-        tensors = self.op.forward([read(name) for name in self.sources])
-        for target, tensor in zip(self.targets, tensors, strict=True):
-            if tuple(tensor.shape) != target.shape:
-                raise ConversionError(
-                    f"{shown(target.name)} is {list(tensor.shape)}, not {list(target.shape)} as planned"
-                )
-        return tensors
 
 
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
@@ -200,18 +143,19 @@ class RuleTable:
                 filled[name] = shown(next(iter(parts.values())))
             absent = [pattern.fill(values) for slot, pattern in enumerate(sources) if slot not in parts]
             if absent:
-                problems[LACKING].append(_lacking(parts.values(), absent))
+                problems[LACKING].append(lacking(parts.values(), absent))
                 continue
             op = Reversed(rule.op) if reverse else rule.op
-            group = _group(op, [parts[slot] for slot in range(len(sources))], names, tensors, problems, rule, dtype)
+            read = [parts[slot] for slot in range(len(sources))]
+            group = group_of(op, read, names, tensors, problems, rule.dtypes, rule.target_dtype, dtype)
             if group is not None:
                 groups.append(group)
         if rest:
-            groups = _with_rest(groups, {name for parts in found.values() for name in parts.values()}, tensors, filled)
+            groups = with_rest(groups, {name for parts in found.values() for name in parts.values()}, tensors, filled)
         if expected is not None:
-            _compare(filled, groups, expected, [Pattern(name) for name in optional], problems)
+            compare(filled, groups, expected, [Pattern(name) for name in optional], problems)
         if problems:
-            raise MisfitError(_told(problems), _wrong_shapes(groups, expected or {}))
+            raise MisfitError(told(problems), wrong_shapes(groups, expected or {}))
         return groups
 
     @property
@@ -282,141 +226,3 @@ class RuleTable:
             return True
         numbers = dict(zip(pattern.fields, map(int, values), strict=True))
         return numbers.get("layer", 0) < self.layers <= numbers.get("beyond", self.layers)
-
-
-def groups_of(
-    weights: Mapping[str, Sequence[str]],
-    op: Operation,
-    dtypes: Sequence[torch.dtype],
-    dtype: torch.dtype,
-    tensors: Mapping[str, HasHeader],
-) -> list[Group]:
-    """The groups that make weights of their parts, by names without placeholders.
-
-    Args:
-        weights: name -> the names of its parts.
-        op: makes it of them.
-        dtypes: what the parts must be.
-        dtype: of the weight.
-        tensors: name -> header of every tensor of the checkpoint.
-
-    Raises:
-        ConversionError: one error that lists every problem; see `RuleTable.plan`.
-    """
-    problems: dict[str, list[str]] = defaultdict(list)
-    groups = []
-    for weight, parts in weights.items():
-        if absent := [name for name in parts if name not in tensors]:
-            problems[LACKING].append(_lacking([name for name in parts if name in tensors], absent))
-            continue
-        if weight in tensors:
-            problems[TWICE].append(shown(weight))
-        rule = Rule(tuple(parts), weight, op, tuple(dtypes), dtype)
-        group = _group(op, list(parts), (weight,), tensors, problems, rule, None)
-        groups += [] if group is None else [group]
-    if problems:
-        raise MisfitError(_told(problems))
-    return groups
-
-
-def _lacking(have: Iterable[str], lack: Iterable[str]) -> str:
-    return f"{', '.join(map(shown, have))}: needs {', '.join(map(shown, lack))}"
-
-
-def _told(problems: Mapping[str, list[str]]) -> str:
-    """The message that lists all problems."""
-    kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
-    end = f"\n{CAN_GO}" if UNTAKEN in problems else ""
-    return "the checkpoint's tensors do not fit the model:" + "".join(kinds) + end
-
-
-def _with_rest(
-    groups: list[Group], taken: Collection[str], tensors: Mapping[str, HasHeader], filled: Collection[str]
-) -> list[Group]:
-    """The groups and copies of all other tensors, in the order of the tensors.
-
-    Raises:
-        ConversionError: a group makes a tensor of that name.
-    """
-    twice = [name for name in tensors if name in filled and name not in taken]
-    if twice:
-        raise ConversionError(
-            f"the checkpoint's tensors do not fit the model:\n{TWICE} ({len(twice)}):{listed(map(shown, twice))}"
-        )
-    readers = {name: group for group in groups for name in group.sources}
-    ordered: dict[int, Group] = {}
-    for name, header in tensors.items():
-        if name not in taken:
-            copy = Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
-            ordered[id(copy)] = copy
-        elif name in readers:  # else a part of its group is missing
-            ordered[id(readers[name])] = readers[name]
-    return list(ordered.values())
-
-
-def _group(
-    op: Operation,
-    sources: list[str],
-    names: tuple[str, ...],
-    tensors: Mapping[str, HasHeader],
-    problems: dict[str, list[str]],
-    rule: Rule,
-    dtype: torch.dtype | None,
-) -> Group | None:
-    """The group of these sources, or None after noting what is wrong with them."""
-    dtypes = [tensors[name].dtype for name in sources]
-    if rule.dtypes is not None:
-        wrong = [
-            f"{shown(name)} is {own}, not {wanted}"
-            for name, own, wanted in zip(sources, dtypes, rule.dtypes, strict=True)
-            if own is not wanted
-        ]
-        if wrong:
-            problems["tensors of another dtype"] += wrong
-            return None
-        target_dtype = dtypes[0] if rule.target_dtype is None else dtype or rule.target_dtype
-    else:
-        whole = [name for name in sources if not tensors[name].dtype.is_floating_point]
-        if whole:
-            lines = [f"{shown(name)} is {tensors[name].dtype}" for name in whole]
-            problems["tensors that must be floating-point"] += lines
-            return None
-        if len(set(dtypes)) > 1:
-            problems["parts of different dtypes"].append(", ".join(f"{shown(n)} {tensors[n].dtype}" for n in sources))
-            return None
-        target_dtype = dtype or dtypes[0]
-    try:
-        shapes = op.forward_shapes([tuple(tensors[name].shape) for name in sources])
-        targets = tuple(Target(name, target_dtype, tuple(shape)) for name, shape in zip(names, shapes, strict=True))
-    except ValueError as error:
-        problems["wrong shapes"].append(f"{', '.join(map(shown, sources))}: {error}")
-        return None
-    return Group(tuple(sources), targets, op)
-
-
-def _wrong_shapes(groups: Iterable[Group], expected: Mapping[str, Sequence[int]]) -> list[tuple[Shape, Shape]]:
-    """The shapes of tensors, and those that the model has in their place."""
-    targets = [target for group in groups for target in group.targets]
-    pairs = [(target.shape, tuple(expected.get(target.name, target.shape))) for target in targets]
-    return [(have, want) for have, want in pairs if have != want]
-
-
-def _compare(
-    filled: Collection[str],
-    groups: list[Group],
-    expected: Mapping[str, Sequence[int]],
-    optional: list[Pattern],
-    problems: dict[str, list[str]],
-) -> None:
-    """Note where the plan differs from what the model expects."""
-    for group in groups:
-        origin = ", ".join(map(shown, group.sources))
-        for target in group.targets:
-            if target.name not in expected:
-                problems[NO_PLACE].append(f"{shown(target.name)} (from {origin})")
-            elif target.shape != tuple(expected[target.name]):
-                want = list(expected[target.name])
-                problems["wrong shapes"].append(f"{shown(target.name)} is {list(target.shape)}, the model's is {want}")
-    for name in expected:
-        if name not in filled and not any(pattern.match(name) is not None for pattern in optional):
-            problems["tensors of the model that nothing fills"].append(shown(name))

@@ -15,8 +15,9 @@ from transformers import PretrainedConfig
 from blockformer.files.errors import ConversionError, listed
 from blockformer.model.awq_linear import dequantize
 
+from ..rules.groups import groups_of
 from ..rules.operations import OneWay, Shape
-from ..rules.table import Rule, groups_of
+from ..rules.table import Rule
 from .low_bits import FIELD, LowBitFormat, lower, told, wrong_entries
 
 PARTS = {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16}

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from blockformer.files.errors import ConversionError, listed, shown
 
+from ..rules.groups import Group, Target
 from ..rules.operations import OneWay, Shape
-from ..rules.table import Group, Target
 from .low_bits import FIELD, LowBitFormat, without, wrong_entries
 
 WEIGHT = torch.float8_e4m3fn

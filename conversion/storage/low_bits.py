@@ -15,7 +15,7 @@ from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.safetensors_io import HasHeader
 
-from ..rules.table import Group
+from ..rules.groups import Group
 
 FIELD = "quantization_config"
 """The official entry that tells of such weights."""
@@ -70,7 +70,7 @@ class LowBitFormat(ABC):
         return without(official)
 
     def to_load(self, official: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The entries by which the official class makes plain weights itself; None: it needs those of `read_plain`."""
+        """The entries by which the official class makes plain weights itself; None: `read_plain` makes them."""
         return None
 
     def check_plain(self, tensors: Mapping[str, HasHeader], names: Iterable[str]) -> None:

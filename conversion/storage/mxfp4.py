@@ -11,8 +11,8 @@ from torch import Tensor
 
 from blockformer.files.errors import ConversionError, shown
 
+from ..rules.groups import groups_of
 from ..rules.operations import Chain, OneWay, Shape, Transpose
-from ..rules.table import groups_of
 from .low_bits import FIELD, LowBitFormat
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -15,8 +15,8 @@ from blockformer.files.errors import ConversionError, shown
 from blockformer.files.regular import open_regular
 from blockformer.files.safetensors_io import SafetensorsWriter, TensorInfo, read_header, read_tensor
 
+from ..rules.groups import Group, Target
 from ..rules.operations import OneWay
-from ..rules.table import Group, Target
 
 UNUSED_FILE = "conversion/unused.safetensors"
 

@@ -10,18 +10,10 @@ from checkpoint_files import same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blockformer.conversion.rules.table import (
-    Chain,
-    Group,
-    Identity,
-    Operation,
-    Reversed,
-    Rule,
-    RuleTable,
-    Split,
-    Transpose,
-    check_tied,
-)
+from blockformer.conversion.rules.groups import Group
+from blockformer.conversion.rules.operations import Chain, Identity, Operation, Reversed, Split, Transpose
+from blockformer.conversion.rules.table import Rule, RuleTable
+from blockformer.conversion.rules.ties import check_tied
 from blockformer.files.errors import ConversionError
 from blockformer.files.safetensors_io import DTYPES
 

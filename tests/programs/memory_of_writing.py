@@ -5,7 +5,8 @@ Done first with a small one, which touches the libraries' own pages.
 
 import sys
 
-from blockformer.conversion.rules.table import Rule, RuleTable, Transpose
+from blockformer.conversion.rules.operations import Transpose
+from blockformer.conversion.rules.table import Rule, RuleTable
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.writer import ShardWriter
 

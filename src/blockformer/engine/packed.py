@@ -35,7 +35,7 @@ class PackedWeight(torch.Tensor):
     tensors that have none.
 
     Args:
-        numbers: in oneDNN's layout; those of a view are plain.
+        numbers: in oneDNN's layout; a view's numbers are plain.
         like: a tensor of its shape, dtype and device.
 
     Raises:

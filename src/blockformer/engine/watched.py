@@ -131,7 +131,7 @@ def unknown_code(module: nn.Module) -> str | None:
 
 
 def _names_of(value) -> list[str]:
-    """The name of a class or function, with those of bound arguments; for an object, the name of its class."""
+    """The name of a class or function, and the names of bound arguments; for an object, the name of its class."""
     if isinstance(value, functools.partial):
         given = [*value.args, *value.keywords.values()]
         objects = [each for each in given if not isinstance(each, bool | int | float | str | None)]
