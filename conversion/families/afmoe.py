@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from ..values import Computed, NotExpressible, WindowByLayer, only_sliding_layers_rotate
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, Q_AND_K_NORM
 from .fresh import every, root_of_width, rotary
-from .with_experts import FINE, SHARED_EXPERTS, ExpertsFamily, first_dense, shared_experts
+from .with_experts import FINE, SHARED_EXPERTS, SIGMOID_ROUTER, ExpertsFamily, first_dense, shared_experts
 
 
 def _read_scale(official) -> dict[str, Any]:
@@ -33,8 +33,7 @@ FAMILY = ExpertsFamily(
         "norm_placement": "pre_output",
         "qk_norm": True,
         "attention_gate": True,
-        "router_score": "sigmoid",
-        "router_selection_bias": True,
+        **SIGMOID_ROUTER,
     },
     fresh={
         **rotary(10_000.0),

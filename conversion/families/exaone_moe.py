@@ -8,7 +8,15 @@ from ..values import Computed, WindowByLayer
 from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .exaone4 import read_rotating, write_rotating
 from .fresh import every, rotary
-from .with_experts import DEEPSEEK_FIELDS, FINE, SHARED_EXPERTS, ExpertsFamily, expert_groups, shared_experts
+from .with_experts import (
+    DEEPSEEK_FIELDS,
+    FINE,
+    FLOAT32_ROUTER,
+    SHARED_EXPERTS,
+    ExpertsFamily,
+    expert_groups,
+    shared_experts,
+)
 
 FAMILY = ExpertsFamily(
     "exaone_moe",
@@ -17,9 +25,7 @@ FAMILY = ExpertsFamily(
     structure={
         **LLAMA,
         "qk_norm": True,
-        "router_score": "sigmoid",
-        "router_selection_bias": True,
-        "router_float32": True,
+        **FLOAT32_ROUTER,
     },
     fresh={
         **rotary(1_000_000.0),

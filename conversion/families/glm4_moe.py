@@ -11,6 +11,7 @@ from .with_experts import (
     FINE,
     FIRST_DENSE,
     SHARED_EXPERTS,
+    SIGMOID_ROUTER,
     ExpertsFamily,
     expert_groups,
     shared_experts,
@@ -20,7 +21,7 @@ FAMILY = ExpertsFamily(
     "glm4_moe",
     "Glm4MoeConfig",
     "Glm4MoeForCausalLM Glm4MoeModel",
-    structure={**LLAMA, "router_score": "sigmoid", "router_selection_bias": True},
+    structure={**LLAMA, **SIGMOID_ROUTER},
     fresh={
         **rotary(1_000_000.0, 0.5),
         **FINE,

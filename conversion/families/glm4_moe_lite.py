@@ -5,7 +5,7 @@ Checkpoints hold a layer after the last one, which predicts one token more.
 
 from .decoder import LLAMA
 from .deepseek import FIELDS, FRESH, SETTINGS
-from .with_experts import ExpertsFamily, expert_groups, shared_experts
+from .with_experts import FLOAT32_ROUTER, ExpertsFamily, expert_groups, shared_experts
 
 FAMILY = ExpertsFamily(
     "glm4_moe_lite",
@@ -14,9 +14,7 @@ FAMILY = ExpertsFamily(
     structure={
         **LLAMA,
         "latent_norm_eps": 1e-6,
-        "router_score": "sigmoid",
-        "router_selection_bias": True,
-        "router_float32": True,
+        **FLOAT32_ROUTER,
     },
     fresh={
         **FRESH,

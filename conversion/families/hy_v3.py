@@ -6,7 +6,7 @@ Checkpoints hold a layer after the last one, which predicts one token more.
 from ..storage.spelling import Ending
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .fresh import rotary
-from .with_experts import FINE, SHARED_EXPERTS, ExpertsFamily, shared_experts
+from .with_experts import FINE, FLOAT32_ROUTER, SHARED_EXPERTS, ExpertsFamily, shared_experts
 
 IN_FILES = Ending(
     {
@@ -33,9 +33,7 @@ FAMILY = ExpertsFamily(
     structure={
         **LLAMA,
         "qk_norm": True,
-        "router_score": "sigmoid",
-        "router_selection_bias": True,
-        "router_float32": True,
+        **FLOAT32_ROUTER,
     },
     fresh={
         **rotary(11_158_840.0),

@@ -4,13 +4,13 @@ from ..storage.experts import OneByOne
 from ..values import Rope
 from .decoder import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM
 from .fresh import rotary
-from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
+from .with_experts import FINE, ROUTER_FIELDS, SIGMOID_ROUTER, ExpertsFamily
 
 FAMILY = ExpertsFamily(
     "minimax_m2",
     "MiniMaxM2Config",
     "MiniMaxM2ForCausalLM MiniMaxM2Model",
-    structure={**LLAMA, "qk_norm": "projection", "router_score": "sigmoid", "router_selection_bias": True},
+    structure={**LLAMA, "qk_norm": "projection", **SIGMOID_ROUTER},
     fresh={**rotary(5_000_000.0, 0.5), **FINE},
     layer={**ATTENTION, **NORMS, **Q_AND_K_NORM},
     published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2")),

@@ -2,13 +2,21 @@
 
 from .decoder import ATTENTION, LLAMA, NORMS
 from .fresh import rotary
-from .with_experts import DEEPSEEK_FIELDS, FINE, SHARED_EXPERTS, ExpertsFamily, expert_groups, shared_experts
+from .with_experts import (
+    DEEPSEEK_FIELDS,
+    FINE,
+    FLOAT32_ROUTER,
+    SHARED_EXPERTS,
+    ExpertsFamily,
+    expert_groups,
+    shared_experts,
+)
 
 FAMILY = ExpertsFamily(
     "solar_open",
     "SolarOpenConfig",
     "SolarOpenForCausalLM SolarOpenModel",
-    structure={**LLAMA, "router_score": "sigmoid", "router_selection_bias": True, "router_float32": True},
+    structure={**LLAMA, **FLOAT32_ROUTER},
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 384, "norm_eps": 1e-5},
     layer={**ATTENTION, **NORMS},
     sparse=SHARED_EXPERTS,

@@ -28,6 +28,10 @@ ROUTER_FIELDS = {
 }
 FINE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
 """Of a fresh model with many narrow experts."""
+SIGMOID_ROUTER = {"router_score": "sigmoid", "router_selection_bias": True}
+"""The structure of a router after DeepSeek-V3's: its bias takes part in the choice only."""
+FLOAT32_ROUTER = {**SIGMOID_ROUTER, "router_float32": True}
+"""The same, computed in float32."""
 SHARED = {
     "shared_expert.gate_proj": "shared_expert.gate_proj",
     "shared_expert.up_proj": "shared_expert.up_proj",

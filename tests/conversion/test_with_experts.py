@@ -118,6 +118,10 @@ def folder_with_further_layers(folder, family, prefix):
     return model
 
 
+LATENTS = {
+    "kv_lora_rank": 16, "q_lora_rank": 20, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 FURTHER_SIZES = {
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24},
@@ -128,12 +132,7 @@ FURTHER_SIZES = {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 24,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 20,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-        "num_key_value_heads": 4,
+        **LATENTS,
     },
     "deepseek_v3": {
         "n_routed_experts": 4,
@@ -141,12 +140,7 @@ FURTHER_SIZES = {
         "moe_intermediate_size": 24,
         "n_group": 1,
         "topk_group": 1,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 20,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-        "num_key_value_heads": 4,
+        **LATENTS,
         "first_k_dense_replace": 1,
     },
 }
