@@ -1,7 +1,8 @@
 """How a model runs: here in plain PyTorch. Whatever makes models faster is another runtime, of the same methods.
 
-A model and its stacks each hold one as `runtime`. What answers None leaves the question to the plain code. B batch, T
-length, C hidden size, V vocabulary.
+A model and its stacks each hold one as `runtime`. What answers None leaves the question to the plain code.
+
+B batch, T length, C hidden size, V vocabulary.
 """
 
 import functools
