@@ -570,6 +570,40 @@ def test_the_first_token_of_an_encoder_decoder_is_a_step(rows, untraced, monkeyp
     assert_close(torch.cat([first.logits, second.logits], 1), expected)
 
 
+WRITES = """
+import torch
+from torch._dynamo.utils import counters
+import blockformer
+torch.set_num_threads(2)
+torch.manual_seed(0)
+sizes = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+config = blockformer.preset("qwen3", num_key_value_heads=2, head_dim=8, initializer_range=0.3, **sizes)
+model = blockformer.BlockformerDecoderForCausalLM(config).eval()
+ids = torch.arange(3, 12).repeat(2, 1)
+ways = [dict(inputs=ids[:rows], num_beams=beams, max_new_tokens=9, do_sample=False) for rows, beams in ((1, 1), (2, 3))]
+plain = [model.generate(**way) for way in ways]
+model.prepare_for_inference(compile=True)
+assert all(map(torch.equal, plain, [model.generate(**way) for way in ways]))
+assert not model.runtime.steps.fallbacks.reasons and not model.runtime.decoding.fallbacks.reasons
+print(counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"] > 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_writes_by_the_code_of_the_first(processes, tmp_path):
+    code = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "code"),
+        "BLOCKFORMER_DECISIONS": str(tmp_path / "decisions.json"),
+    }
+    said = []
+    for _ in range(2):
+        run = processes.run(WRITES, folder=tmp_path, elsewhere=False, **code)
+        assert run.returncode == 0, run.stderr
+        said.append(run.stdout.split())
+    assert int(said[0][-2]) > 0
+    assert said[1][-2:] == ["0", "True"]
+
+
 def test_without_a_compiler_it_runs_uncompiled(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
