@@ -629,6 +629,8 @@ def test_every_config_and_preset_is_strict():
     for name in blockformer.PRESETS:
         with pytest.raises(ValueError, match="num_hidden_layers must be a positive integer"):
             blockformer.preset(name, num_hidden_layers=0)
+        with pytest.raises(ValueError, match="hidden_size must be a positive integer"):
+            blockformer.preset(name, hidden_size="wide")
 
 
 # The tables

@@ -79,10 +79,14 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
         raise ValueError(f"there is no preset '{name}'; there are {', '.join(preset())}.{did_you_mean(name, preset())}")
     family, sizes = SIZES.get(name, (name, {}))
     config_class, fields = PRESETS[family]
-    defaults = {field: each.default for field, each in axes(config_class).items()}
+    declared = axes(config_class)
+    defaults = {field: each.default for field, each in declared.items()}
     known = {**defaults, **fields, **sizes, **overrides}
     own = own_fields(known)
     _check_names(config_class, [name for name in overrides if name not in own])
+    for field, value in overrides.items():  # before other settings are computed of them
+        if field in declared:
+            declared[field].check(field, value)
     gone = {
         field for field, stays in STAYS.items() if field in defaults and field not in overrides and not stays(known)
     }
