@@ -171,11 +171,12 @@ def _translations(tiny: bool) -> Iterator[Time]:
     config = transformers.T5Config(**sizes, d_kv=sizes["d_model"] // sizes["num_heads"], decoder_start_token_id=0)
     theirs = _random(transformers.T5ForConditionalGeneration, config)
     ours = converted(theirs).to("cuda", torch.bfloat16).prepare_for_inference(compile=True)
-    for batch in (1, 16):
+    for batch, beams in ((1, 1), (16, 1), (1, 4), (16, 4)):
         ids = torch.randint(3, 1000, (batch, 64), device="cuda")
-        batches = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        found = interleaved(*(_writing(model, batches) for model in (ours, theirs)), 4)
-        yield Time(f"T5-base, a token of {batch} sources of 64, compiled, against eager", "bfloat16", "ms", *found)
+        batches = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "num_beams": beams}
+        found = interleaved(*(_writing(model, batches) for model in (ours, theirs)), 3)
+        work = f"T5-base, a token of {batch} sources of 64, {beams} beams, compiled, against eager"
+        yield Time(work, "bfloat16", "ms", *found)
 
 
 def _random(kind: type, config):

@@ -190,6 +190,24 @@ def beams(device: str) -> tuple[float, float]:
     return _texts(device, num_beams=3)
 
 
+def captured_beams(device: str) -> float:
+    """Beams by captured steps, of a decoder and an encoder-decoder: the share of tokens that differ."""
+    shares = []
+    for name in ("qwen3", "marian"):
+        model, batch = _model(name), inputs_of(_model("qwen3"), "cpu")
+        given = {"num_beams": 3, "max_new_tokens": 12, "do_sample": False}
+        texts = []
+        for place in ("cpu", device):
+            model = model.to(place)
+            model = model if place == "cpu" else model.prepare_for_inference(compile=True)
+            moved = {name: batch[name].to(place) for name in ("input_ids", "attention_mask")}
+            texts.append(model.generate(**moved, **given).cpu())
+        shares.append((texts[0] != texts[1]).double().mean().item() if texts[0].shape == texts[1].shape else 1.0)
+        if device != "cpu" and (reasons := project().explain(model).fallbacks):
+            raise AssertionError(f"{name}: {reasons}")
+    return max(shares)
+
+
 def drafts(device: str) -> tuple[float, float]:
     """Drafts from the prompt: the share of tokens that differ."""
     return _texts(device, prompt_lookup_num_tokens=3)
@@ -277,6 +295,7 @@ USES: dict[Callable[[str], float | tuple[float, float]], tuple[float, str]] = {
     trained_by_the_trainer: (ROUNDED, "bfloat16"),
     four_bits: (ROUNDED, "float16"),
     beams: (EXACT, "float32"),
+    captured_beams: (EXACT, "float32"),
     drafts: (EXACT, "float32"),
     offloaded: (EXACT, "float32"),
     without_padding: (ROUNDED, "bfloat16"),

@@ -251,9 +251,17 @@ class Steps:
     @torch.no_grad()
     def copy_rows(self, rows: list[tuple[int, int, int]], length: int) -> None:
         """Copy keys and values of `length` tokens from row to row: source, target and the first token that differs."""
-        for buffer in (buffer for pair in self._buffers for buffer in pair):
-            for source, target, first in rows:
-                buffer[target, :, first:length] = buffer[source, :, first:length]
+        buffers = [buffer for pair in self._buffers for buffer in pair]
+        if isinstance(self.parts, CPUParts):
+            for buffer in buffers:
+                for source, target, first in rows:
+                    buffer[target, :, first:length] = buffer[source, :, first:length]
+        elif rows:  # on a GPU a call takes longer than the numbers
+            *pairs, firsts = zip(*rows, strict=True)
+            sources, targets = torch.tensor(pairs).to(self.ids.device)
+            for buffer in buffers:
+                part = buffer[:, :, min(firsts) : length]
+                part.index_copy_(0, targets, part.index_select(0, sources))
 
     def end(self) -> None:
         """The text is written."""

@@ -82,7 +82,7 @@ class TrainingRuntime(LoadedRuntime):
         return False
 
     def may_unpad(self, stack, inputs) -> bool:
-        """Whether nobody looks at the padding: neither the caller, nor a cache that needs it, nor a hook."""
+        """Whether neither the caller, nor a cache, nor a gradient needs the padding."""
         needs = (inputs.use_cache or inputs.past_key_values is not None) and not self.takes_prompts(
             inputs.past_key_values
         )
@@ -94,18 +94,19 @@ class TrainingRuntime(LoadedRuntime):
         learns = torch.is_grad_enabled() and (
             inputs.hidden_states.requires_grad or any(each.requires_grad for each in stack.parameters())
         )
-        return not (learns and not self.takes_gradients) and knows_unpadding(stack) and not is_watched(stack)
+        return not (learns and not self.takes_gradients)
 
     def plan(self, stack, inputs):
-        """As `stack.plan`, with an `Unpadding` where masks would be if padding is skipped."""
+        """As `stack.plan`, with an `Unpadding` where masks would be if padding is skipped: where nobody watches."""
         says_nothing = inputs.attention_mask is None and inputs.given_positions is None
         if says_nothing or not self.may_unpad(stack, inputs):
             return super().plan(stack, inputs)
         unpadding = self.unpadding(stack, inputs)
-        if unpadding is None:
+        if unpadding is not None and inputs.attention_mask is not None and unpadding.indices is None:
+            return self.plan(stack, inputs._replace(attention_mask=None, given_positions=None))  # every token is real
+        # Last, since it takes as long as half a layer, and full batches go without it.
+        if unpadding is None or not knows_unpadding(stack) or is_watched(stack):
             return super().plan(stack, inputs)
-        if inputs.attention_mask is not None and unpadding.indices is None:  # every token is real
-            return self.plan(stack, inputs._replace(attention_mask=None, given_positions=None))
         return plan_without_padding(stack, inputs, unpadding)
 
     def layers(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named):

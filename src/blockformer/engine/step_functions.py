@@ -67,7 +67,8 @@ class StepFunctions:
 
         alike = {_structure(group): made(_run) for group in groups}
         self._run_layers = [alike[_structure(group)] for group in groups]
-        self._run_first, self._run_last, self._log_sums = made(_run), made(_run), made(_log_sums)
+        self._run_first, self._run_last = made(_run), made(_run)
+        self._log_sums = made(_log_sums) if device == "cpu" else _log_sums
 
     def logits(self, input_ids, positions, seen: dict, buffers: list, source_mask=None, sources=()):
         """The logits [B, 1, V] of new tokens, int64 [B, 1], at their positions, int64 [B, 1].
