@@ -42,15 +42,16 @@ def test_nothing_waits_for_an_accelerator(processes, cases):
     assert not wrong, json.dumps(wrong, indent=1)
 
 
-def test_a_prepared_model_waits_once_for_each_padded_batch(processes):
+def test_what_a_prepared_model_reads_of_each_padded_batch(processes):
     code = "import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
     done = processes.run(code, SCRIPT, "--prepared", folder=SCRIPT.parent, elsewhere=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found.keys() == {"encoder mask", "encoder packed", "decoder mask", "decoder packed", "encoder-decoder mask"}
     for case, what in found.items():
-        # On this device a list is read number by number: the lengths of four rows, and how often each changes.
-        reads = {"_local_scalar_dense of [] at unpadding.py": 8} if case.endswith("mask") else {}
+        # Whether there is padding, and a list, on this device number by number: lengths, and how often rows change.
+        place = "_local_scalar_dense of [] at"
+        reads = {f"{place} accelerator.py": 1, f"{place} unpadding.py": 8} if case.endswith("mask") else {}
         assert {place.partition(":")[0]: times for place, times in what["first"].items()} == reads, case
         assert len(what["first"]) == len(reads), case
         assert what["tokens"] == ([1, 4] if reads else [1, 48]), case  # what is read says that a row is one token

@@ -594,3 +594,21 @@ def test_older_devices_compute_the_padding(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         assert accelerator._runs_kernel.__wrapped__(device) is runs
     assert accelerator._runs_kernel.__wrapped__(torch.device("cpu"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["bert", "qwen3", "marian"])
+def test_a_full_batch_is_known_before_anything_is_computed(family, calls, monkeypatch):
+    model, other = make(family)
+    batch = {"input_ids": token_ids(3, 9) % 97, "attention_mask": torch.ones(3, 9, dtype=torch.long)}
+    batch |= {"decoder_input_ids": token_ids(3, 4) % 97} if family == "marian" else {}
+    monkeypatch.setattr(stack, "check_inputs", lambda *given: False)  # a GPU's masks are not read there
+    found, look = [], AcceleratorRuntime.unpadding
+    monkeypatch.setattr(AcceleratorRuntime, "unpadding", lambda *given: found.append(given) or look(*given))
+    assert_close(other(**batch).last_hidden_state, model(**batch).last_hidden_state)
+    assert not found, "there is nothing to look for"
+    assert not calls
+    batch["attention_mask"][1, :4] = 0
+    other(**batch)
+    assert len(found) == 1
+    assert calls

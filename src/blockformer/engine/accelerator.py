@@ -14,7 +14,7 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import is_flash_attn_2_available
 
 from ..model.attention import Attention
-from ..model.compat import CACHE, causal_masks, encoder_masks
+from ..model.compat import CACHE, causal_masks, encoder_masks, is_mapped
 from ..model.positions import adds_to_scores
 from .measure import is_enabled
 from .unpadding import Unpadding, find_unpadding
@@ -80,6 +80,19 @@ def is_empty(cache) -> bool:
     return cache is None or (layers is not None and not any(layer.is_initialized for layer in layers))
 
 
+def is_full(stack, attention_mask, past_key_values) -> bool:
+    """Whether a mask [B, T] of a batch whose padding might be skipped holds none: the plain way is then the quickest.
+
+    It is read before the device has anything to do for this batch, where waiting for it costs least.
+    """
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2 or is_mapped(attention_mask):
+        return False
+    reads_source = stack.is_causal and stack.config.is_encoder_decoder  # its padding is never skipped
+    is_due = attention_mask.device.type == DEVICE and is_empty(past_key_values) and not reads_source
+    is_due = is_due and _is_plain(stack) and _is_large(attention_mask.numel(), stack.embed_tokens.weight, stack.config)
+    return is_due and bool((attention_mask != 0).all())
+
+
 def masks_for_generate(**given):
     """The library's `create_masks_for_generate`, faster for a step; a prompt for an empty static cache keeps its own.
 
@@ -99,7 +112,7 @@ def masks_for_generate(**given):
 def unpadding_of(stack, hidden_states, attention_mask, sequences: dict):
     """Where the real tokens of a batch [B, T, C] on a GPU lie, or None if its padding is computed.
 
-    It waits for the device once, to count them; not at all if the caller says where sequences begin and how long the
+    It waits for the device, to count them; not at all if the caller says where sequences begin and how long the
     longest one is (`cu_seq_lens_q`, `max_length_q`).
     """
     if hidden_states.device.type != DEVICE or not _is_plain(stack):
@@ -110,10 +123,10 @@ def unpadding_of(stack, hidden_states, attention_mask, sequences: dict):
     if attention_mask is None and has_starts and has_kernel and stack.config._attn_implementation == "sdpa":
         longest = int(starts.diff().max()) if longest is None else int(longest)
         return Sequences(hidden_states.shape[:2], starts.int(), longest)
-    work = hidden_states.numel() * stack.config.hidden_size
-    if attention_mask is None or work < (_LEAST_WORK if _is_half(hidden_states) else _LEAST_WORK_OF_FLOAT32):
+    tokens, width = hidden_states.shape[:2].numel(), stack.config.hidden_size
+    if attention_mask is None or not _is_large(tokens, hidden_states, stack.config):
         return None
-    least = 0 if has_kernel else int(_LEAST_SHARE * work)
+    least = 0 if has_kernel else int(_LEAST_SHARE * tokens * width**2)
     unpadding = find_unpadding(stack.config, attention_mask, None, least, DEVICE)
     if unpadding is None or unpadding.indices is None:
         return unpadding
@@ -318,6 +331,12 @@ def _is_plain(stack) -> bool:
 def _can_attend(hidden_states, config) -> bool:
     fits = _is_half(hidden_states) and config.head_dim <= _MOST_CHANNELS and config.head_dim % 8 == 0
     return fits and kernel() is not None and _runs_kernel(hidden_states.device)
+
+
+def _is_large(tokens: int, states, config) -> bool:
+    """Whether so many tokens keep the device busy for longer than the host, in the dtype of `states`."""
+    least = _LEAST_WORK if _is_half(states) else _LEAST_WORK_OF_FLOAT32
+    return tokens * config.hidden_size**2 >= least
 
 
 def _is_half(hidden_states) -> bool:

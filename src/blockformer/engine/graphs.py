@@ -68,9 +68,10 @@ class Parts:
         for product in self._joined:
             product.undo()
 
-    def _addresses(self) -> list[int]:
+    def _addresses(self) -> list[tuple[int, int]]:
+        """Which tensors the weights are, and where; a quantized one, whose numbers are in other tensors, is at 0."""
         tensors = (*self._model.parameters(), *self._model.buffers())
-        return [tensor.data_ptr() for tensor in tensors]
+        return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
 
 
 class CPUParts:

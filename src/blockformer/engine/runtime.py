@@ -142,6 +142,9 @@ class PreparedRuntime(TrainingRuntime):
 class AcceleratorRuntime(PreparedRuntime):
     """A stack on a GPU: its attention takes sequences of any length, without padding, and long ones with caps."""
 
+    def hides_nothing(self, stack, attention_mask, past_key_values):
+        return accelerator.is_full(stack, attention_mask, past_key_values)
+
     def unpadding(self, stack, inputs):
         found = accelerator.unpadding_of(stack, inputs.hidden_states, inputs.attention_mask, inputs.named)
         return super().unpadding(stack, inputs) if found is None else found

@@ -109,10 +109,14 @@ class Stack(BlockformerPreTrainedModel):
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
         checked = (input_ids, inputs_embeds, attention_mask, past_key_values, types)
         hides_nothing = check_inputs(self.config, self.config.stack_sizes(self.is_causal)[1], *checked)
+        hides_nothing = hides_nothing or self.runtime.hides_nothing(self, attention_mask, past_key_values)
         check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
-        position_ids = self._given_positions(tokens, position_ids, starts)
+        if position_ids is None and starts is not None:
+            position_ids = flattened_positions(starts, tokens.shape[:2])
+        if position_ids is not None:  # counted ones do not reach the attention backend: see `StackInputs`
+            check_positions(self.config, position_ids, tokens.shape[:2], None)
         use_cache = self._uses_cache(use_cache, past_key_values)
         attention_mask = None if hides_nothing else attention_mask
 
@@ -186,17 +190,6 @@ class Stack(BlockformerPreTrainedModel):
         """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""
         cache = DynamicCache(config=self.config)
         return self.runtime.cache(EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache)
-
-    def _given_positions(self, tokens, position_ids, cu_seq_lens):
-        """Positions [1 or B, T] that were given or begin with each sequence; None: they are to be counted.
-
-        The attention backend gets no others: given ones may mean several sequences in a row.
-        """
-        if position_ids is None and cu_seq_lens is not None:
-            position_ids = flattened_positions(cu_seq_lens, tokens.shape[:2])
-        if position_ids is not None:
-            check_positions(self.config, position_ids, tokens.shape[:2], None)
-        return position_ids
 
     def _counted_positions(self, places, attention_mask, past):
         """Positions [1 or B, T] where none are given: a mask's tokens are counted, else all."""
