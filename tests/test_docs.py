@@ -39,6 +39,7 @@ PAIRS = {
     "quantization": (PAGE.parent / "quantization.md", PAGE_ZH.parent / "quantization.md"),
     "scale": (PAGE.parent / "scale.md", PAGE_ZH.parent / "scale.md"),
     "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
+    "measurements": (PAGE.parent / "measurements.md", PAGE_ZH.parent / "measurements.md"),
     "lab": (PAGE.parent / "lab.md", PAGE_ZH.parent / "lab.md"),
     "make-it-faster": (PAGE.parent / "make-it-faster.md", PAGE_ZH.parent / "make-it-faster.md"),
     "how-it-works": (PAGE.parent / "how-it-works.md", PAGE_ZH.parent / "how-it-works.md"),
@@ -46,6 +47,7 @@ PAIRS = {
     "see-inside": (PAGE.parent / "see-inside.md", PAGE_ZH.parent / "see-inside.md"),
     "supported": (PAGE.parent / "supported.md", PAGE_ZH.parent / "supported.md"),
     "examples": (PAGE.parent / "examples.md", PAGE_ZH.parent / "examples.md"),
+    "troubleshooting": (PAGE.parent / "troubleshooting.md", PAGE_ZH.parent / "troubleshooting.md"),
     "faq": (PAGE.parent / "faq.md", PAGE_ZH.parent / "faq.md"),
     "glossary": (PAGE.parent / "glossary.md", PAGE_ZH.parent / "glossary.md"),
     "versions": (PAGE.parent / "versions.md", PAGE_ZH.parent / "versions.md"),
@@ -319,9 +321,20 @@ def test_the_readme_is_short_and_its_figures_are_those_of_the_benchmarks(name):
     assert all(row in everything for row in speed)
 
 
+@pytest.mark.parametrize("page", PAIRS["troubleshooting"], ids=["en", "zh"])
+def test_each_error_that_is_explained_is_one_of_the_code_s(page):
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py")]
+    strings = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    said = "\n".join(each for each in strings if isinstance(each, str))
+    errors = [row[0].strip("`") for table in tables(page) for row in table[1:] if row[0].startswith("`")]
+    assert len(errors) > 20
+    assert not [error for error in errors if error not in said]
+
+
 @pytest.mark.parametrize("page", PAIRS["benchmarks"], ids=["en", "zh"])
 def test_each_figure_at_a_glance_is_one_of_the_measured_ones(page):
     _, glance, _, *measured = page.read_text(encoding="utf-8").split("\n## ")
+    measured.append(page.with_name("measurements.md").read_text(encoding="utf-8"))
     cells = [cell for row in tables(page)[0] for cell in row]
     figures = set(re.findall(r"\d+\.\d\d", " ".join(cells)))
     assert len(figures) > 40
