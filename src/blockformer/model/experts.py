@@ -41,7 +41,7 @@ class ExpertsFields(Part):
     )
     router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
     router_float32: bool = flag(False, "feed-forward", "router logits are computed in float32, whatever the dtype")
-    router_margin: float | None = axis(None, "a number of 0 or more", "feed-forward", "weights among logits this close")
+    router_margin: float | None = axis(None, "a number of 0 or more", "feed-forward", "experts within it share weight")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
     num_expert_groups: int = axis(0, "an integer of 0 or more", "feed-forward", "equal groups of experts; 0 means none")
     num_expert_groups_per_tok: int = axis(0, "an integer of 0 or more", "feed-forward", "how many of them a token uses")
