@@ -182,7 +182,7 @@ def test_more_seeds_and_configs_join_what_is_there_and_another_experiment_does_n
     other.mkdir()
     (other / "thesis.txt").write_text("precious")
     assert lab(path, "--output", other) == 1
-    assert "holds what is no experiment" in capsys.readouterr().err
+    assert "is not an experiment's folder" in capsys.readouterr().err
     assert [path.name for path in other.iterdir()] == ["thesis.txt"]
 
 

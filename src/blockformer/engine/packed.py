@@ -153,7 +153,7 @@ def unpack(parameter: PackedWeight) -> None:
         torch.utils.swap_tensors(parameter, original)
     except RuntimeError as error:
         parameter._original = original
-        raise RuntimeError("a weak reference or a graph holds packed weights: delete it first.") from error
+        raise RuntimeError("a weak reference or a graph still uses prepared weights: release it first.") from error
 
 
 class PackedLinear(nn.Linear):

@@ -44,7 +44,7 @@ def open_folder(folder: Path, experiment: Experiment, text: Text) -> None:
         there = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         if folder.exists() and not _is_new(folder):
-            raise LabError(f"{folder} holds what is no experiment: choose another --output") from None
+            raise LabError(f"{folder} is not an experiment's folder: choose another --output") from None
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
         write_text(folder / EXPERIMENT, json.dumps(common, indent=1) + "\n")
         there = common

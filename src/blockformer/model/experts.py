@@ -74,7 +74,7 @@ class ExpertsFields(Part):
         if self.num_experts_per_tok > (most := size * (chosen or 1)):
             raise ValueError(f"num_experts_per_tok must be at most {most}, not {self.num_experts_per_tok}.")
         if self.router_margin is not None and (groups or self.router_selection_bias or self.router_score != "softmax"):
-            raise ValueError("router_margin goes by logits: leave out router_score, router_selection_bias and groups.")
+            raise ValueError("router_margin cannot be combined with router_score, router_selection_bias or groups.")
         types: list = self.mlp_layer_types  # type: ignore[assignment]  # filled by now
         if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
             raise ValueError(f"mlp_layer_types must list 'dense' or 'sparse' for each layer, not {types!r}.")
