@@ -295,9 +295,3 @@ class DecoderFamily(Family[Head]):
     def _low_bit_weights(self, variant) -> frozenset[str]:
         root, linear = self.head(variant).root + self.layers, {*ATTENTION, *MLP}
         return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.layer.items() if ours in linear)
-
-    def not_as_in_class(self, variant, config):
-        """See `Family.not_as_in_class`."""
-        if config.linear_bits is None:
-            return ()
-        return tuple(each for name in self._low_bit_weights(variant) for each in (name, *awq.names_of(name)))

@@ -121,11 +121,6 @@ class GPT2Family(DecoderFamily):
         absent = [name for name in BIASES if not getattr(config, name)]
         return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
 
-    def not_as_in_class(self, variant, config):
-        """See `Family.not_as_in_class`."""
-        layers = [f"{self.head(variant).root}h.{layer}.attn." for layer in config.pruned_heads or ()]
-        return [layer + name for layer in layers for name in ("c_attn.weight", "c_attn.bias", "c_proj.weight")]
-
     def not_runnable(self, config):
         """See `Family.not_runnable`."""
         return NOT_PRUNED if config.pruned_heads else None
