@@ -101,9 +101,9 @@ class Plan:
 
 
 def plan_in(
-    checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantized: bool = False
+    checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantize: bool = False
 ) -> Plan:
-    """Official -> ours; `dequantized` turns 4-bit linear layers into plain weights of the dtype `cast`."""
+    """Official -> ours; `dequantize` turns 4-bit linear layers into plain weights of the dtype `cast`."""
     official = checkpoint.config
     if is_ours(official):
         raise ConversionError(
@@ -112,8 +112,8 @@ def plan_in(
         )
     check_plain(official, checkpoint.tensors)
     low_bits = format_of(official, checkpoint.tensors)
-    stays = low_bits is not None and low_bits.may_stay and not dequantized
-    if dequantized and not (low_bits is not None and low_bits.may_stay and cast is not None):
+    stays = low_bits is not None and low_bits.may_stay and not dequantize
+    if dequantize and not (low_bits is not None and low_bits.may_stay and cast is not None):
         raise ConversionError(
             f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
         )

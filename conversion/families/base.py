@@ -40,7 +40,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     padding_by_token = False
     """Whether the official class tells padding by its token, so that no text can hold that, whatever the mask says."""
     own_spellings = Spellings()
-    """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
+    """How names in all its checkpoints differ from the names in today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
     own_traits: frozenset[str] = frozenset()

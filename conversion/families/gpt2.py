@@ -12,7 +12,7 @@ import copy
 
 import torch
 
-from ..rules.operations import Chain, EqualParts, Identity, Operation, Split, Transpose, ZeroBias
+from ..rules.operations import Chain, EqualParts, Identity, Reversible, Split, Transpose, ZeroBias
 from ..rules.table import Rule
 from ..values import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 from .decoder import GPT, QKV, DecoderFamily
@@ -79,10 +79,10 @@ def stack_rules(config):
     return rules + [rule.under(*LAYER) for rule in fused]
 
 
-def biased(theirs: str, ours: str | tuple[str, ...], op: Operation, has_bias: bool, split: Operation | None = None):
+def biased(theirs: str, ours: str | tuple[str, ...], op: Reversible, has_bias: bool, split: Reversible | None = None):
     """The rules of a module's weight and bias, which is zero where ours has none."""
 
-    def chained(op: Operation) -> Operation:
+    def chained(op: Reversible) -> Reversible:
         return op if split is None else Chain(op, split)
 
     def named(kind: str):
