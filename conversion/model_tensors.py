@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, initialization
@@ -16,15 +15,15 @@ from .storage import awq
 
 
 def expected_tensors(
-    model_class: type[PreTrainedModel], config: PretrainedConfig, arguments: Mapping[str, Any] | None = None
+    model_class: type[PreTrainedModel], config: PretrainedConfig
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str], int]:
     """The tensors of a model, without building it: tensor name -> shape, tied name -> source, parameter count."""
     config = copy.deepcopy(config)
     try:
         with torch.device("meta"), initialization.no_init_weights():
-            model = model_class(config, **(arguments or {}))
+            model = model_class(config)
         model.tie_weights()
-    except Exception as error:  # what the official configuration class let through
+    except Exception as error:  # what the config let through
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConversionError(f"config.json: {model_class.__name__} refuses it: {reason}") from error
     tied = dict(model.all_tied_weights_keys)

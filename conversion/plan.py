@@ -34,8 +34,6 @@ from .origin import Origin, read_origin
 from .other_entries import carry_others, others_for
 from .rules.groups import Group, Target
 from .rules.in_turn import in_turn
-from .rules.operations import Shape
-from .rules.patterns import matching
 from .rules.table import RuleTable
 from .storage.awq import AWQ
 from .storage.formats import format_of
@@ -103,9 +101,9 @@ class Plan:
 
 
 def plan_in(
-    checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantized: bool = False
+    checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantize: bool = False
 ) -> Plan:
-    """Official -> ours; `dequantized` turns 4-bit linear layers into plain weights of the dtype `cast`."""
+    """Official -> ours; `dequantize` turns 4-bit linear layers into plain weights of the dtype `cast`."""
     official = checkpoint.config
     if is_ours(official):
         raise ConversionError(
@@ -114,8 +112,8 @@ def plan_in(
         )
     check_plain(official, checkpoint.tensors)
     low_bits = format_of(official, checkpoint.tensors)
-    stays = low_bits is not None and low_bits.may_stay and not dequantized
-    if dequantized and not (low_bits is not None and low_bits.may_stay and cast is not None):
+    stays = low_bits is not None and low_bits.may_stay and not dequantize
+    if dequantize and not (low_bits is not None and low_bits.may_stay and cast is not None):
         raise ConversionError(
             f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
         )
@@ -208,39 +206,37 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     variant = family.variant_for(config, None if origin is None else origin.variant)
     official = _official_settings(family, config, origin) | others_for(family, config)
     _set_dtype(official, cast or config.dtype)
-    official_config = family.official_config(official)
     as_before = origin is not None and origin.variant == variant
     unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
-    arguments = family.official_arguments(variant)
-    shapes, tied, parameters = expected_tensors(family.official_class(variant), official_config, arguments)
-    of_release, names = family.own_spellings, family.spellings(variant)
-    shapes = {of_release.todays(name): shape for name, shape in shapes.items()}
-    tied = {of_release.todays(name): of_release.todays(source) for name, source in tied.items()}
-    tied = family.ties(tied, variant)
-    layout = family.layout(variant, config)
-    shapes = _as_in_checkpoints(shapes, layout, family, variant, config)
-    for group in unused:
-        shapes.pop(names.todays(group.targets[0].name), None)
-    optional = [*tied, *family.optional(variant)]
-    stored = by_sources(checkpoint.tensors, expected_tensors(family.our_class(variant), config)[1])
+    layout, our_class = family.layout(variant, config), family.our_class(variant)
+    shapes, tied, parameters = expected_tensors(our_class, config)
+    pooler = unread_pooler(our_class, config)
+    stored = by_sources(checkpoint.tensors, tied)
     headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
-    to_class = layout.plan(headers, shapes, reverse=True, optional=optional, dtype=cast)
+    to_class = layout.plan(
+        headers,
+        layout.shapes_before(shapes | pooler),
+        reverse=True,
+        optional=layout.shapes_before({name: shapes[name] for name in tied} | pooler),
+        dtype=cast,
+    )
     storage = RuleTable(family.storage(variant, config), layers=layout.layers)
     to_file = storage.plan(_targets(to_class), reverse=True, rest=True)
     groups = with_sources(in_turn(to_class, to_file), stored)
+    names = family.spellings(variant)
     return Plan(
         family=family,
         variant=variant,
         to_official=True,
         source_config=config,
-        source_class=family.our_class(variant),
-        target_config=official_config,
+        source_class=our_class,
+        target_config=family.official_config(official),
         target_class=family.official_class(variant),
         config_json=json_text(official),
         groups=[_renamed(group, names) for group in groups] + unused,
-        tied=[(names.stored(first), names.stored(second)) for first, second in stored_pairs(tied, groups)],
+        tied=[(names.stored(first), names.stored(second)) for first, second in _tied_pairs(tied, to_class)],
         parameters=parameters,
-        official_arguments=arguments,
+        official_arguments=family.official_arguments(variant),
         files={} if origin is None else _files_of(origin, official),
         read_plain=None if getattr(config, "linear_bits", None) is None else AWQ.read_plain,
         not_runnable=family.not_runnable(config),
@@ -252,18 +248,10 @@ def _targets(groups: Iterable[Group]) -> dict[str, Target]:
     return {target.name: target for group in groups for target in group.targets}
 
 
-def _as_in_checkpoints(
-    shapes: dict[str, Shape], layout: RuleTable, family: Family, variant: CheckpointVariant, config: PretrainedConfig
-) -> dict[str, Shape]:
-    """The shapes of an official class, those replaced by our model's where checkpoints have it otherwise."""
-    patterns = family.not_as_in_class(variant, config)
-    if not patterns:
-        return shapes
-    ours = expected_tensors(family.our_class(variant), config)[0]
-    before = layout.shapes_before(ours | unread_pooler(family.our_class(variant), config))
-    others = matching(shapes, patterns)
-    theirs = {name: shape for name, shape in shapes.items() if name not in others}
-    return theirs | {name: before[name] for name in matching(before, patterns)}
+def _tied_pairs(tied: Mapping[str, str], groups: Iterable[Group]) -> list[tuple[str, str]]:
+    """Official tensors that are made of two tied ones of ours, where both are stored."""
+    made = {group.sources[0]: group.targets[0].name for group in groups}
+    return [(made[name], made[source]) for name, source in tied.items() if name in made and source in made]
 
 
 def _further_layers(family: Family, spellings: Spellings, layout: RuleTable, unused: list[Group]) -> list[str]:

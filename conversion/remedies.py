@@ -19,7 +19,7 @@ from .plan import Plan, plan_in
 
 
 def plan_official(
-    checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantized: bool = False
+    checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantize: bool = False
 ) -> Plan:
     """See `plan_in`; where the tensors do not fit, the error says with which settings they would.
 
@@ -28,14 +28,14 @@ def plan_official(
     if family_name is None and not isinstance(checkpoint.config.get("model_type"), str):
         raise missing_type(checkpoint)
     try:
-        return plan_in(checkpoint, family_name, cast, dequantized)
+        return plan_in(checkpoint, family_name, cast, dequantize)
     except MisfitError as error:
         for changes in _changes(checkpoint, family_name, error):
             other = copy.copy(checkpoint)
             other.config = {**checkpoint.config, **changes}
             try:
                 with quiet(errors=True):
-                    plan_in(other, family_name, cast, dequantized)
+                    plan_in(other, family_name, cast, dequantize)
             except ConversionError:
                 continue
             written = json.dumps(changes)[1:-1]

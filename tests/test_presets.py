@@ -6,9 +6,11 @@ import torch
 import blockformer
 from blockformer import preset
 from blockformer.conversion.plan import architecture_of
+from blockformer.declared_fields import NEEDS
 from blockformer.model.axes import axes
+from blockformer.model.positions import LEARNED, SINUSOIDAL
 from blockformer.presets import PRESETS, SIZES
-from blockformer.presets.dependent import STAYS
+from blockformer.presets.dependent import FITS, outdated
 
 # The parameters that the repos of these checkpoints have, as the Hub counts them; BERT's with its pooler and no head.
 PARAMETERS = {
@@ -60,7 +62,7 @@ def test_what_depends_on_a_replaced_field_goes_with_it(name):
     for position_type in others:
         config = preset(name, position_type=position_type)
         assert (config.rope_parameters is None) == (position_type != "rotary")
-        assert config.position_offset == 0 or position_type == "learned"
+        assert config.position_offset == 0 or position_type in (*LEARNED, *SINUSOIDAL)
     for placement in ("pre", "post", "output", "pre_output"):
         assert preset(name, norm_placement=placement).final_norm == (placement != "post")
     for norm_type in ("layer_norm", "rms_norm"):
@@ -68,8 +70,29 @@ def test_what_depends_on_a_replaced_field_goes_with_it(name):
     if "num_experts" in usual:
         assert preset(name, num_experts=0).num_experts == 0
         assert preset(name, sliding_window=None).layer_types.count("sliding_attention") == 0
-    assert all(field in usual or field in axes(blockformer.BlockformerDecoderConfig) or field.startswith("decoder_")
-               for field in STAYS)  # fmt: skip
+
+
+def test_what_a_preset_says_stays_where_nothing_is_replaced():
+    for name in PRESETS:
+        config_class, settings = PRESETS[name]
+        defaults = {field: axis.default for field, axis in axes(config_class).items()}
+        assert all(settings[field] == defaults[field] for field in outdated(settings, (), defaults)), name
+    assert [preset(name).position_offset for name in ("xglm", "m2m_100", "mpnet")] == [2, 2, 2]
+
+
+def test_what_a_replaced_part_takes_with_it():
+    assert preset("deepseek_v3", kv_lora_rank=None).q_lora_rank is None
+    assert preset("deepseek_v3", num_expert_groups=0).experts_per_group_score == 0
+    config = preset("deberta-v2", position_type="rotary")
+    assert config.relative_attention_num_buckets == axes(type(config))["relative_attention_num_buckets"].default
+
+
+def test_dependent_fields_are_fields():
+    classes = [
+        getattr(blockformer, f"Blockformer{topology}Config") for topology in ("Encoder", "Decoder", "EncoderDecoder")
+    ]
+    known = {name for config_class in classes for name in axes(config_class)}
+    assert {*FITS} | {name for names, other, _ in NEEDS for name in (*names, other)} <= known
 
 
 def test_what_was_given_stays_and_is_refused_where_it_contradicts():

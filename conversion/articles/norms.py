@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from blockformer.files.errors import ConversionError
 
-from ..rules.operations import OneWay, Shape
+from ..rules.operations import Shape
 from ..rules.table import Rule
 from ..storage.variant import CheckpointVariant
 from .base import GUESSED, Kind, one_of
@@ -63,7 +63,7 @@ def _spelled_norm(traits: Collection[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class OfEachFeature(OneWay):
+class OfEachFeature:
     """A number for each of C features, or one for all of them -> one for each, times a factor.
 
     A norm that divides by the standard deviation with C - 1 in it becomes one with C by the factor sqrt((C - 1) / C):
@@ -85,7 +85,3 @@ class OfEachFeature(OneWay):
         if any(tuple(shape) not in ((), (1,), (self.width,)) for shape in shapes):
             raise ConversionError(f"{list(shapes[0])} is neither one number for each feature nor one for all")
         return [(self.width,) for _ in shapes]
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """The same shapes."""
-        return list(shapes)

@@ -289,14 +289,6 @@ class BartFamily(EncoderDecoderFamily):
         tables = TABLES if self.computes_positions else ()
         return [*VERSIONS, *tables, *([SHARED] if SHARED in variant.sizes else [])]
 
-    def not_as_in_class(self, variant, config):
-        """See `Family.not_as_in_class`: nobody stores the computed positions, though the official class has them."""
-        return [self.head(variant).root + table for table in TABLES] if self.computes_positions else []
-
-    def optional(self, variant):
-        """See `Family.optional`."""
-        return (*super().optional(variant), *([] if LOGITS_BIAS in variant.traits else [LOGITS_BIAS]))
-
     def reads_ignored(self, name):
         """See `Family.reads_ignored`."""
         return self.table is not None and name.endswith(TABLES)

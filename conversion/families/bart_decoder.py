@@ -85,10 +85,6 @@ class BartDecoderFamily(Family[Head]):
         rules += [rule.under("model.decoder.", "model.") for rule in stack_rules("decoder", config)]
         return RuleTable(rules, ignored=self.tables)
 
-    def not_as_in_class(self, variant, config):
-        """See `Family.not_as_in_class`."""
-        return self.tables
-
     def reads_ignored(self, name):
         """See `Family.reads_ignored`."""
         return self.whole.reads_ignored(name)

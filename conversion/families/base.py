@@ -40,7 +40,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     padding_by_token = False
     """Whether the official class tells padding by its token, so that no text can hold that, whatever the mask says."""
     own_spellings = Spellings()
-    """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
+    """How names in all its checkpoints differ from the names in today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
     own_traits: frozenset[str] = frozenset()
@@ -235,21 +235,6 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         lists = self.alternatives(self.head(variant))
         chosen = (each.spelling for several in lists for each in several if each.name in variant.traits)
         return Spellings([*chosen, *self.own_spellings, *self.spellings_of_ties(variant)])
-
-    def not_as_in_class(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[str]:
-        """Today's names (with placeholders) of tensors in which a checkpoint differs from today's class.
-
-        They are absent, or there though the class lacks them, or of another size; our model says which.
-        """
-        return ()
-
-    def optional(self, variant: CheckpointVariant) -> tuple[str, ...]:
-        """Today's names of official tensors that may be left out beyond the tied ones."""
-        return ()
-
-    def ties(self, tied: Mapping[str, str], variant: CheckpointVariant) -> dict[str, str]:
-        """Which of the ties of the official class, name -> source, hold in a checkpoint of this variant."""
-        return dict(tied)
 
     def reads_ignored(self, name: str) -> bool:
         """Whether `check_ignored` looks at the values of this tensor; others are not read."""

@@ -22,7 +22,6 @@ from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
 from .architectures import todays_classes, unknown_class
 from .base import Family
-from .decoder import ATTENTION
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
 
 OLD_NORMS = Ending({"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"})
@@ -320,28 +319,6 @@ class BertLikeFamily(Family[EncoderHead]):
         else:
             rules.append(Rule(names.bias, "lm_head.bias"))
         return rules
-
-    def optional(self, variant):
-        """See `Family.optional`. A pooler that the head does not read may be lost in training."""
-        head = self.head(variant)
-        pooler = [f"{self._root(head)}{self.pooler}.{kind}" for kind in ("weight", "bias")]
-        biases = (self.language_model.bias, self.language_model.copy) if self.language_model.copy else ()
-        return (*biases, *(pooler if head.pooler == "unused" else ()))
-
-    def not_as_in_class(self, variant, config):
-        """See `Family.not_as_in_class`."""
-        head = self.head(variant)
-        names = []
-        if "pooler" in variant.traits and not head.own_pooler and not head.is_decoder:
-            names += [f"{self.pooler}.weight", f"{self.pooler}.bias"]
-        if "relative" in variant.traits:
-            names += ["embeddings.position_embeddings.weight", self.layer + self.relative_key]
-        for layer in config.pruned_heads or ():
-            for theirs, ours in self.modules.items():
-                if ours in ATTENTION:
-                    module = (self.layer + theirs).replace("{layer}", str(layer))
-                    names += [f"{module}.weight", f"{module}.bias"]
-        return [self._root(head) + name for name in names]
 
     def reads_ignored(self, name):
         """See `Family.reads_ignored`."""

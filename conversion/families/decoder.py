@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 
 from blockformer.model.rotary import rotary_size
 
-from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
+from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Reversible, Split
 from ..rules.table import Rule, RuleTable
 from ..storage import awq
 from ..storage.low_bits import FIELD, without
@@ -98,6 +98,11 @@ class Direction:
         return {"is_causal": False} if config.bidirectional else {}
 
 
+def sinks(config: PretrainedConfig) -> list[Rule]:
+    """The rule of a layer whose heads have sinks."""
+    return [Rule("self_attn.sinks", "self_attn.sinks")]
+
+
 class DecoderFamily(Family[Head]):
     """A decoder with the heads that Auto classes have.
 
@@ -122,8 +127,7 @@ class DecoderFamily(Family[Head]):
         window: how windows are written.
         head_dim: how the size of a head is written; None for a family that does not say it.
         computed: more values.
-        more_layer: a config of ours -> more official modules of a layer -> ours.
-        more_rules: a config of ours -> rules of a layer that are more than a module's name, without the layer's prefix.
+        more_rules: a config of ours -> more rules of a layer, without its prefix.
         spellings: see `Family.own_spellings`.
         ignored: see `RuleTable`; official names of the stack: of computed tensors, or of layers after the model's.
         outside: the same of tensors that lie outside of the stack.
@@ -148,7 +152,7 @@ class DecoderFamily(Family[Head]):
         token_head: str = "score",
         qa_root: str = "",
         head_bias: bool = False,
-        split: Callable[[PretrainedConfig, tuple[int, ...]], Operation] | None = None,
+        split: Callable[[PretrainedConfig, tuple[int, ...]], Reversible] | None = None,
         pairs: bool = False,
         bare_root: str = "",
         fields: Mapping[str, str | tuple[str, ...] | None] | None = None,
@@ -156,8 +160,7 @@ class DecoderFamily(Family[Head]):
         window: Value = NO_WINDOW,
         head_dim: Value | None = HEAD_DIM,
         computed: Sequence[Value] = (),
-        more_layer: Callable[[PretrainedConfig], Modules] | None = None,
-        more_rules: Callable[[PretrainedConfig], list[Rule]] | None = None,
+        more_rules: Callable[[PretrainedConfig], list[Rule]] = lambda config: [],
         spellings: Sequence[Spelling] = (),
         ignored: Collection[str] = (),
         outside: Collection[str] = (),
@@ -197,7 +200,7 @@ class DecoderFamily(Family[Head]):
         self.root, self.bare_root = root, bare_root
         self.layer, self.outer, self.layers = layer, outer, layers
         self.split, self.pairs = split, pairs
-        self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, Spellings(spellings)
+        self.more_rules, self.own_spellings = more_rules, Spellings(spellings)
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
         self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
         self.outside = tuple(outside)
@@ -257,12 +260,10 @@ class DecoderFamily(Family[Head]):
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """The rules of the stack's tensors, without prefixes."""
-        layer = self.layer if self.more_layer is None else {**self.layer, **self.more_layer(config)}
-        more = [] if self.more_rules is None else self.more_rules(config)
         return [
             *self._module_rules(self.outer, config),
-            *self._module_rules(layer, config, self.layers, LAYER),
-            *(rule.under(self.layers, LAYER) for rule in more),
+            *self._module_rules(self.layer, config, self.layers, LAYER),
+            *(rule.under(self.layers, LAYER) for rule in self.more_rules(config)),
         ]
 
     def _module_rules(self, modules: Modules, config: PretrainedConfig, theirs: str = "", ours: str = "") -> list[Rule]:
@@ -275,7 +276,7 @@ class DecoderFamily(Family[Head]):
                 rules.append(Rule(f"{theirs}{official}.{kind}", targets if len(targets) > 1 else targets[0], op))
         return rules
 
-    def _split(self, config: PretrainedConfig, parts: tuple[str, ...]) -> Operation:
+    def _split(self, config: PretrainedConfig, parts: tuple[str, ...]) -> Reversible:
         """How these matrices lie in one."""
         if len(parts) == 1:
             return Identity()
@@ -284,7 +285,7 @@ class DecoderFamily(Family[Head]):
         rows = tuple(sizes.get(part, config.intermediate_size) for part in parts)
         return Split(0, rows) if self.split is None or QKV[0] not in parts else self.split(config, rows)
 
-    def _in_pairs(self, config, parts: tuple[str, ...], op: Operation) -> Operation:
+    def _in_pairs(self, config, parts: tuple[str, ...], op: Reversible) -> Reversible:
         """Queries and keys whose pairs are side by side, among these parts."""
         if not self.pairs or not {*QKV[:2]} & {*parts}:
             return op
@@ -295,9 +296,3 @@ class DecoderFamily(Family[Head]):
     def _low_bit_weights(self, variant) -> frozenset[str]:
         root, linear = self.head(variant).root + self.layers, {*ATTENTION, *MLP}
         return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.layer.items() if ours in linear)
-
-    def not_as_in_class(self, variant, config):
-        """See `Family.not_as_in_class`."""
-        if config.linear_bits is None:
-            return ()
-        return tuple(each for name in self._low_bit_weights(variant) for each in (name, *awq.names_of(name)))

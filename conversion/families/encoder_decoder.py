@@ -156,11 +156,3 @@ class EncoderDecoderFamily(Family[Head]):
     def ignored(self, variant: CheckpointVariant, config: PretrainedConfig) -> list[str]:
         """Official names, without the head's prefix, of tensors that no model uses."""
         return []
-
-    def optional(self, variant):
-        """See `Family.optional`."""
-        return tuple(self.head(variant).root + name for name in EMBEDDINGS if name not in variant.traits)
-
-    def ties(self, tied, variant):
-        """See `Family.ties`."""
-        return {name: source for name, source in tied.items() if name != LM_HEAD or UNTIED not in variant.traits}

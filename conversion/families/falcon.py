@@ -7,6 +7,7 @@ The new one has groups of heads, side by side in one matrix, and two norms or on
 from blockformer.files.errors import ConversionError
 
 from ..rules.operations import Split
+from ..rules.table import module_rules
 from ..values import Computed, HeadDim, NotExpressible
 from .decoder import ALL_BIASES, QKV, ROTARY_GPT, DecoderFamily
 from .fresh import rotary
@@ -56,11 +57,11 @@ def split(config, rows):
     return Split(0, rows, config.num_key_value_heads)
 
 
-def norm_modules(config):
+def norm_rules(config):
     """Norms are named by how many there are."""
     two = {"ln_attn": "self_attn_pre_norm", "ln_mlp": "mlp_pre_norm"}
     one = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
-    return two if config.residual == "parallel" else one
+    return module_rules(two if config.residual == "parallel" else one)
 
 
 FAMILY = DecoderFamily(
@@ -83,7 +84,7 @@ FAMILY = DecoderFamily(
         "mlp.dense_h_to_4h": "mlp.up_proj",
         "mlp.dense_4h_to_h": "mlp.down_proj",
     },
-    more_layer=norm_modules,
+    more_rules=norm_rules,
     outer={"word_embeddings": "embed_tokens", "ln_f": "norm"},
     root="transformer.",
     layers="h.{layer}.",

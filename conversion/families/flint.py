@@ -1,9 +1,8 @@
 """Flint (Recursive, 2026): Qwen3-MoE with sigmoid scores, attention sinks and windows; only layers with one rotate."""
 
-from ..rules.table import Rule
 from ..storage.spelling import Ending
 from ..values import Computed, WindowByLayer, only_sliding_layers_rotate
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, sinks
 from .fresh import every, rotary
 from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertsFamily
 
@@ -20,7 +19,7 @@ FAMILY = ExpertsFamily(
     },
     fresh={**rotary(10_000.0), **every(4, 513), **every(4), **FINE, "shared_expert_intermediate_size": 384},
     layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    more_rules=lambda config: [Rule("self_attn.sinks", "self_attn.sinks")],
+    more_rules=sinks,
     sparse=SHARED,
     spellings=[Ending({"self_attn.softmax_offset": "self_attn.sinks"})],
     fields={

@@ -12,7 +12,7 @@ import copy
 
 import torch
 
-from ..rules.operations import Chain, EqualParts, Identity, Operation, Split, Transpose, ZeroBias
+from ..rules.operations import Chain, EqualParts, Identity, Reversible, Split, Transpose, ZeroBias
 from ..rules.table import Rule
 from ..values import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 from .decoder import GPT, QKV, DecoderFamily
@@ -79,10 +79,10 @@ def stack_rules(config):
     return rules + [rule.under(*LAYER) for rule in fused]
 
 
-def biased(theirs: str, ours: str | tuple[str, ...], op: Operation, has_bias: bool, split: Operation | None = None):
+def biased(theirs: str, ours: str | tuple[str, ...], op: Reversible, has_bias: bool, split: Reversible | None = None):
     """The rules of a module's weight and bias, which is zero where ours has none."""
 
-    def chained(op: Operation) -> Operation:
+    def chained(op: Reversible) -> Reversible:
         return op if split is None else Chain(op, split)
 
     def named(kind: str):
@@ -120,11 +120,6 @@ class GPT2Family(DecoderFamily):
         """See `Family.notes_on_writing`."""
         absent = [name for name in BIASES if not getattr(config, name)]
         return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
-
-    def not_as_in_class(self, variant, config):
-        """See `Family.not_as_in_class`."""
-        layers = [f"{self.head(variant).root}h.{layer}.attn." for layer in config.pruned_heads or ()]
-        return [layer + name for layer in layers for name in ("c_attn.weight", "c_attn.bias", "c_proj.weight")]
 
     def not_runnable(self, config):
         """See `Family.not_runnable`."""

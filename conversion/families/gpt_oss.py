@@ -18,7 +18,7 @@ from blockformer.files.errors import ConversionError
 from ..rules.operations import Chain, Shape, Transpose
 from ..rules.table import Rule, module_rules
 from ..values import Computed
-from .decoder import ALL_ATTENTION_BIASES, LLAMA
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, sinks
 from .fresh import every
 from .with_experts import ExpertsFamily
 
@@ -78,7 +78,7 @@ FAMILY = ExpertsFamily(
     "GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification",
     published=None,
     sparse_rules=sparse_rules,
-    more_rules=lambda config: [Rule("self_attn.sinks", "self_attn.sinks")],
+    more_rules=sinks,
     structure={**LLAMA, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"},
     fresh={
         **every(2, 128),

@@ -4,9 +4,8 @@ from typing import Any
 
 from blockformer.files.errors import ConversionError, shown
 
-from ..rules.table import Rule
 from ..values import NotExpressible, Rope, WindowByLayer
-from .decoder import LLAMA, DecoderFamily
+from .decoder import LLAMA, DecoderFamily, sinks
 from .fresh import all_but
 from .granite import FIELDS, FRESH, SETTINGS
 from .granitemoe import NAMES, sparse_rules
@@ -49,7 +48,7 @@ class RopeByLayer(Rope):
 SWA: dict[str, Any] = {
     **SETTINGS,
     "structure": {**LLAMA, "attention_sinks": True},
-    "more_rules": lambda config: [Rule("self_attn.sinks", "self_attn.sinks")],
+    "more_rules": sinks,
     "rope": RopeByLayer(),
     "window": WindowByLayer(by_flag=False),
 }

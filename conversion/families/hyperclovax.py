@@ -1,5 +1,6 @@
 """HyperCLOVA X SEED Think (NAVER Cloud, 2025): Granite, perhaps with a second norm after each sub-layer."""
 
+from ..rules.table import module_rules
 from ..values import Computed, Factor, Flag
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, DecoderFamily
 from .fresh import rotary
@@ -14,7 +15,7 @@ def read_scale(official):
 def output_norms(config):
     """The second norm of each sub-layer."""
     has_them = config.norm_placement == "pre_output"
-    return {"post_norm1": "self_attn_output_norm", "post_norm2": "mlp_output_norm"} if has_them else {}
+    return module_rules({"post_norm1": "self_attn_output_norm", "post_norm2": "mlp_output_norm"} if has_them else {})
 
 
 FAMILY = DecoderFamily(
@@ -24,7 +25,7 @@ FAMILY = DecoderFamily(
     structure=LLAMA,
     fresh={**rotary(100_000_000.0), "norm_placement": "pre_output", "norm_eps": 1e-5, "attention_scale": 0.0078125},
     layer={**ATTENTION, **MLP, **NORMS},
-    more_layer=output_norms,
+    more_rules=output_norms,
     fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
     computed=[
         Flag("use_post_norm", "norm_placement", ("pre", "pre_output")),

@@ -3,6 +3,7 @@
 In the model of 350 million parameters, token vectors are half as wide as the states, and so is what heads read.
 """
 
+from ..rules.table import module_rules
 from ..values import Computed, HeadDim, NotExpressible
 from .decoder import ALL_BIASES, GPT, QKV, DecoderFamily
 
@@ -42,10 +43,10 @@ def write_width(config, head):
     return {"word_embed_proj_dim": config.output_size}
 
 
-def norm_modules(config):
+def norm_rules(config):
     """The norms have one name wherever they are."""
     slot = config.norm_placement
-    return {"self_attn_layer_norm": f"self_attn_{slot}_norm", "final_layer_norm": f"mlp_{slot}_norm"}
+    return module_rules({"self_attn_layer_norm": f"self_attn_{slot}_norm", "final_layer_norm": f"mlp_{slot}_norm"})
 
 
 FAMILY = DecoderFamily(
@@ -60,7 +61,7 @@ FAMILY = DecoderFamily(
         "fc1": "mlp.up_proj",
         "fc2": "mlp.down_proj",
     },
-    more_layer=norm_modules,
+    more_rules=norm_rules,
     outer={
         "embed_tokens": "embed_tokens",
         "embed_positions": "embed_positions",

@@ -1,6 +1,6 @@
 """StableLM (Bellagente et al., 2024): layer norms, rotation of a part of each head, perhaps parallel sub-layers."""
 
-from ..rules.operations import Stack
+from ..rules.operations import StackTensors
 from ..rules.table import Rule
 from ..values import Flag, HeadDim, Rope
 from .decoder import LAYER_NORM, LLAMA, DecoderFamily
@@ -14,7 +14,7 @@ def norms_of_heads(config):
         ("self_attn.k_layernorm.norms", "self_attn.k_norm.weight", config.num_key_value_heads),
     )
     return [
-        Rule(tuple(f"{theirs}.{head}.weight" for head in range(count)), ours, Stack(count))
+        Rule(tuple(f"{theirs}.{head}.weight" for head in range(count)), ours, StackTensors(count))
         for theirs, ours, count in norms
     ]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from .groups import Group, Target
-from .operations import Chain, Identity, OneWay, Operation, Reversed, Shape, Transpose
+from .operations import Chain, Identity, Operation, Reversed, Shape, Steps, Transpose
 
 
 @dataclass(frozen=True)
-class InTurn(OneWay):
+class InTurn:
     """Some groups, then others that read what they make.
 
     Attributes:
@@ -86,7 +86,7 @@ def _joined(first: list[Group], second: list[Group]) -> list[Group]:
 
 def _steps(op: Operation) -> list[Operation]:
     """The operations of a chain in the order in which they run."""
-    if isinstance(op, Chain):
+    if isinstance(op, Steps):
         return [step for each in op.ops for step in _steps(each)]
     if isinstance(op, Reversed) and isinstance(op.op, Chain):
         return [step for each in reversed(op.op.ops) for step in _steps(Reversed(each))]
@@ -101,12 +101,15 @@ def _simplified(steps: Iterable[Operation]) -> Operation:
     """The operation of these steps, without those that undo the one before."""
     kept: list[Operation] = []
     for step in steps:
-        if kept and (Reversed(kept[-1]) == step or Reversed(step) == kept[-1] or _is_swap_back(kept[-1], step)):
+        if kept and _is_undone(kept[-1], step):
             kept.pop()
         else:
             kept.append(step)
-    return kept[0] if len(kept) == 1 else Chain(*kept) if kept else Identity()
+    return kept[0] if len(kept) == 1 else Steps(*kept) if kept else Identity()
 
 
-def _is_swap_back(first: Operation, second: Operation) -> bool:
-    return first == second and isinstance(first, Transpose)
+def _is_undone(first: Operation, second: Operation) -> bool:
+    if isinstance(first, Transpose):
+        return first == second
+    pairs = ((first, second), (second, first))
+    return any(isinstance(one, Reversed) and one.op == other for one, other in pairs)

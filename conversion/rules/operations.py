@@ -1,8 +1,8 @@
-"""The operations of conversion rules. Each has an inverse, so one table serves both directions."""
+"""The operations of conversion rules. Most have an inverse, so that one table serves both directions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,39 +14,35 @@ Shape = tuple[int, ...]
 
 
 class Operation(Protocol):
-    """A change of tensors that can be undone bit for bit, or is `OneWay`. It maps shapes too, without any data."""
+    """A change of tensors. It maps shapes too, without any data."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Official tensors -> ours."""
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Our tensors -> official."""
+        """Official tensors -> ours; in a plan, what is read -> what is written."""
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """The shapes after `forward`. Raises `ConversionError` if it does not apply."""
+
+
+@runtime_checkable
+class Reversible(Operation, Protocol):
+    """An operation that can be undone bit for bit."""
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Our tensors -> official."""
 
     def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """The shapes after `inverse`. Raises `ConversionError` if it does not apply."""
 
 
-class OneWay:
-    """An operation that cannot be undone: of weights that lose bits, and in plans, which run in one direction."""
+def way_back(op: Operation) -> "Reversed":
+    """An operation reversed.
 
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Refuse.
-
-        Raises:
-            ConversionError: always.
-        """
-        raise ConversionError(f"{type(self).__name__} has no way back")
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Refuse.
-
-        Raises:
-            ConversionError: always.
-        """
-        raise ConversionError(f"{type(self).__name__} has no way back")
+    Raises:
+        ConversionError: it cannot be undone.
+    """
+    if not isinstance(op, Reversible):
+        raise ConversionError(f"{type(op).__name__} has no way back")
+    return Reversed(op)
 
 
 @dataclass(frozen=True)
@@ -248,7 +244,7 @@ class DeinterleaveRotaryNorms(DeinterleaveRotary):
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackTensors:
     """`count` tensors of one shape -> one with an axis more, the first."""
 
     count: int
@@ -275,7 +271,7 @@ class Stack:
 class Each:
     """An operation of its own for each tensor."""
 
-    ops: tuple[Operation, ...]
+    ops: tuple[Reversible, ...]
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [op.forward([tensor])[0] for op, tensor in zip(self.ops, tensors, strict=True)]
@@ -328,7 +324,7 @@ class ZeroBias:
     For a layout whose modules all have a bias, of a model whose modules have none.
     """
 
-    op: Operation
+    op: Reversible
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Never used: what comes in from such a layout has its bias."""
@@ -350,7 +346,7 @@ class ZeroBias:
 class Reversed:
     """An operation reversed: `Reversed(Split(0, (4, 4)))` merges two official tensors into one of ours."""
 
-    op: Operation
+    op: Reversible
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return self.op.inverse(tensors)
@@ -366,8 +362,8 @@ class Reversed:
 
 
 @dataclass(frozen=True, init=False)
-class Chain:
-    """Operations in sequence: `Chain(Transpose(), Split(0, (C, C, C)))` takes GPT-2's c_attn apart."""
+class Steps:
+    """Operations in sequence."""
 
     ops: tuple[Operation, ...]
 
@@ -379,15 +375,25 @@ class Chain:
             tensors = op.forward(tensors)
         return list(tensors)
 
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        for op in reversed(self.ops):
-            tensors = op.inverse(tensors)
-        return list(tensors)
-
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         for op in self.ops:
             shapes = op.forward_shapes(shapes)
         return list(shapes)
+
+
+@dataclass(frozen=True, init=False)
+class Chain(Steps):
+    """The same with a way back: `Chain(Transpose(), Split(0, (C, C, C)))` takes GPT-2's c_attn apart."""
+
+    ops: tuple[Reversible, ...]
+
+    def __init__(self, *ops: Reversible):
+        super().__init__(*ops)
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        for op in reversed(self.ops):
+            tensors = op.inverse(tensors)
+        return list(tensors)
 
     def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         for op in reversed(self.ops):

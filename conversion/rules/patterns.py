@@ -63,12 +63,6 @@ def _without(parts: Sequence[str], places: Sequence[int]) -> str:
     return ".".join("" if place in places else part for place, part in enumerate(parts))
 
 
-def matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    """The names that one of the patterns, which may hold placeholders, stands for."""
-    compiled = [Pattern(pattern) for pattern in patterns]
-    return {name for name in names if any(pattern.match(name) is not None for pattern in compiled)}
-
-
 def tuple_of(names: str | tuple[str, ...]) -> tuple[str, ...]:
     """The names of one side of a rule."""
     return (names,) if isinstance(names, str) else names

@@ -27,7 +27,7 @@ from .groups import (
     with_rest,
     wrong_shapes,
 )
-from .operations import Identity, Operation, Reversed, Shape
+from .operations import Identity, Operation, Shape, way_back
 from .patterns import Pattern, Places, nothing_matched, tuple_of
 
 
@@ -44,7 +44,7 @@ class Rule:
     Args:
         source: one name or several, with placeholders such as `{layer}` that stand for one number each.
         target: one name or several, with the same placeholders.
-        op: how `source` becomes `target`; it knows its way back.
+        op: how `source` becomes `target`; a table that is reversed needs the way back of each.
         dtypes: what the sources must be, one for each; they are never cast. Otherwise only floating-point tensors are
             taken, and the plan's `dtype` is applied to them.
         target_dtype: the dtype of what sources with `dtypes` become; None: their own.
@@ -124,6 +124,7 @@ class RuleTable:
                 that is not floating-point. If no name matches at all, it says what the names look like instead.
         """
         sides = [side[::-1] if reverse else side for side in self._sides]
+        ops = [way_back(rule.op) if reverse else rule.op for rule in self.rules]
         problems: dict[str, list[str]] = defaultdict(list)
         found = self._take(tensors, sides, [] if reverse else self._ignored, problems)
         if rest:
@@ -145,9 +146,8 @@ class RuleTable:
             if absent:
                 problems[LACKING].append(lacking(parts.values(), absent))
                 continue
-            op = Reversed(rule.op) if reverse else rule.op
             read = [parts[slot] for slot in range(len(sources))]
-            group = group_of(op, read, names, tensors, problems, rule.dtypes, rule.target_dtype, dtype)
+            group = group_of(ops[index], read, names, tensors, problems, rule.dtypes, rule.target_dtype, dtype)
             if group is not None:
                 groups.append(group)
         if rest:
@@ -172,16 +172,14 @@ class RuleTable:
 
         Tensors that no rule makes, or that do not belong together, are passed over.
         """
-        sides = [side[::-1] for side in self._sides]
+        sides, ops = [side[::-1] for side in self._sides], [way_back(rule.op) for rule in self.rules]
         found = self._take({name: _Header(shape) for name, shape in shapes.items()}, sides, [], defaultdict(list))
         before: dict[str, Shape] = {}
         for (index, values), parts in found.items():
             ours, theirs = sides[index]
             if len(parts) == len(ours):
                 with suppress(ConversionError):
-                    made = self.rules[index].op.inverse_shapes(
-                        [tuple(shapes[parts[slot]]) for slot in range(len(ours))]
-                    )
+                    made = ops[index].forward_shapes([tuple(shapes[parts[slot]]) for slot in range(len(ours))])
                     before |= {pattern.fill(values): shape for pattern, shape in zip(theirs, made, strict=True)}
         return before
 

@@ -16,7 +16,7 @@ from blockformer.files.errors import ConversionError, listed
 from blockformer.model.awq_linear import dequantize
 
 from ..rules.groups import groups_of
-from ..rules.operations import OneWay, Shape
+from ..rules.operations import Shape
 from ..rules.table import Rule
 from .low_bits import FIELD, LowBitFormat, lower, told, wrong_entries
 
@@ -73,7 +73,7 @@ def entries_for(config: PretrainedConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Dequantize(OneWay):
+class Dequantize:
     """`qweight`, `qzeros`, `scales` -> the weight [N, K] that they stand for; there is no way back."""
 
     dtype: torch.dtype

@@ -13,7 +13,7 @@ from torch import Tensor
 from blockformer.files.errors import ConversionError, listed, shown
 
 from ..rules.groups import Group, Target
-from ..rules.operations import OneWay, Shape
+from ..rules.operations import Shape
 from .low_bits import FIELD, LowBitFormat, without, wrong_entries
 
 WEIGHT = torch.float8_e4m3fn
@@ -35,7 +35,7 @@ _FREE = ("dequantize", "modules_to_not_convert")  # the tensors say which weight
 
 
 @dataclass(frozen=True)
-class Fp8(OneWay):
+class Fp8:
     """Pairs of a weight [N, K] and its factors [N / 128, K / 128], rounded up -> weights in bfloat16; no way back."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from blockformer.files.errors import ConversionError, shown
 
 from ..rules.groups import groups_of
-from ..rules.operations import Chain, OneWay, Shape, Transpose
+from ..rules.operations import Shape, Steps, Transpose
 from .low_bits import FIELD, LowBitFormat
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -20,7 +20,7 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
-class Mxfp4(OneWay):
+class Mxfp4:
     """Blocks uint8 [E, rows, n, 16] and scales uint8 [E, rows, n] -> bfloat16 [E, rows, 32 n]; there is no way back.
 
     A byte holds two numbers, the lower bits the first; a scale is an exponent of 2, less 127.
@@ -62,7 +62,7 @@ class _Mxfp4(LowBitFormat):
         """See `LowBitFormat.groups`."""
         stems = dict.fromkeys(name.removesuffix(self.ending) for name in tensors if name.endswith(self.ending))
         weights = {stem: (f"{stem}_blocks", f"{stem}_scales") for stem in stems}
-        op = Chain(Mxfp4(), Transpose(1, 2))
+        op = Steps(Mxfp4(), Transpose(1, 2))
         return groups_of(weights, op, (torch.uint8, torch.uint8), torch.bfloat16, tensors)
 
 

@@ -16,13 +16,12 @@ from blockformer.files.regular import open_regular
 from blockformer.files.safetensors_io import SafetensorsWriter, TensorInfo, read_header, read_tensor
 
 from ..rules.groups import Group, Target
-from ..rules.operations import OneWay
 
 UNUSED_FILE = "conversion/unused.safetensors"
 
 
 @dataclass(frozen=True)
-class _Read(OneWay):
+class _Read:
     """The operation that reads an unused tensor from its file."""
 
     info: TensorInfo

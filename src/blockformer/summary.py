@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,15 @@ from blockformer.conversion.plan import architecture_of, our_config
 from blockformer.conversion.storage.awq import PARTS
 from blockformer.conversion.storage.formats import format_of
 
-from .declared_fields import axes_of
+from .declared_fields import axes_of, is_idle
 from .files.checkpoint import Checkpoint
 from .files.config_file import is_ours, read_config
 from .files.errors import ConversionError
 from .files.sources import HUB_ID, WEIGHT_CHOICES, Reading, has_weights, locate
 from .model.attention import Attention
 from .model.awq_linear import QuantizedLinear
-from .model.axes import BLOCKS, axes, did_you_mean
-from .model.experts import Experts, ExpertsFields
-from .model.latent_attention import OF_LATENTS
+from .model.axes import did_you_mean
+from .model.experts import Experts
 from .model_classes import MODELS
 from .presets import preset
 
@@ -155,16 +154,9 @@ def on_paper(config: PretrainedConfig) -> PreTrainedModel:
 
 def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     """Group -> field -> value, without fields that have no effect next to the others."""
-    relative = {name for name in axes(type(config)) if name.startswith("relative_")}
-    idle = set() if config.position_type == "relative_bias" else relative
-    idle |= {"linear_bits", "linear_group_size"} if getattr(config, "linear_bits", None) is None else set()
-    idle |= {field.name for field in fields(ExpertsFields)} if not getattr(config, "num_experts", 0) else set()
-    idle |= {"kv_lora_rank", *OF_LATENTS} if getattr(config, "kv_lora_rank", None) is None else set()
-    idle |= {name for name in BLOCKS if getattr(config, name) is None}
-    idle |= {"layer_types", "sliding_window"} if config.sliding_window is None else set()
     settings: dict[str, dict[str, Any]] = {}
     for name, axis in axes_of(config).items():
-        if axis.group in SHOWN and name not in idle:
+        if axis.group in SHOWN and not is_idle(name, vars(config)):
             settings.setdefault(axis.group, {})[name] = getattr(config, name)
     if config.sliding_window is not None:
         kinds = config.layer_types

@@ -227,7 +227,7 @@ def test_of_a_hub_repo_only_what_is_read_is_fetched(tmp_path, source, monkeypatc
     assert sorted(asked) == sorted(path.name for path in source.iterdir())
     assert sorted(name for names in report.left_out.values() for name in names) == sorted(more)
     card = (tmp_path / "dst/README.md").read_text()
-    assert 'base_model: "somebody/model"' in card
+    assert "base_model: somebody/model" in card
     assert "- code, which is never carried: `modeling_own.py`" in card
     record = json.loads((tmp_path / "dst/conversion.json").read_text())["files"]
     assert record["left_out"] == report.left_out

@@ -159,6 +159,7 @@ def test_rules_and_settings_fit_both_models_tensor_by_tensor(family, changes):
     made = {target.name: torch.empty(target.shape, device="meta") for group in groups for target in group.targets}
     assert made.keys() == ours.keys()
     rules.plan(made, theirs, reverse=True)
+    assert rules.shapes_before(ours) == theirs  # so that the way back need not ask the class
 
 
 def test_old_rotary_frequencies_are_left_out_and_nothing_else():

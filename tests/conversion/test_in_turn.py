@@ -4,7 +4,6 @@ import torch
 from blockformer.conversion import ConversionError
 from blockformer.conversion.rules.in_turn import InTurn, in_turn
 from blockformer.conversion.rules.operations import Chain, Identity, Split, Transpose
-from blockformer.conversion.rules.patterns import matching
 from blockformer.conversion.rules.table import Rule, RuleTable
 from blockformer.conversion.storage.experts import OneByOne
 from blockformer.conversion.storage.spelling import Ending, Prefix
@@ -87,7 +86,6 @@ def test_shapes_before_are_those_of_the_sources():
     shapes = ONE_EACH.shapes_before({"ours.q": (5, 2), "ours.k": (3, 5), "other": (1,)})
     assert shapes == {"class.q": (2, 5), "class.k": (3, 5)}
     assert FUSED.shapes_before({"class.q": (2, 5), "class.k": (3, 5)}) == {}
-    assert matching(["a.0.b", "a.x.b", "c"], ["a.{layer}.b", "c"]) == {"a.0.b", "c"}
 
 
 @pytest.mark.parametrize(

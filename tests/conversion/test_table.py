@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockformer.conversion.rules.groups import Group
-from blockformer.conversion.rules.operations import Chain, Identity, Operation, Reversed, Split, Transpose
+from blockformer.conversion.rules.operations import Chain, Identity, Reversed, Reversible, Split, Transpose
 from blockformer.conversion.rules.table import Rule, RuleTable
 from blockformer.conversion.rules.ties import check_tied
 from blockformer.files.errors import ConversionError
@@ -289,7 +289,7 @@ def test_tensor_that_is_not_what_its_header_said() -> None:
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("op", [Split(1, (1, 3, 2)), Split(1, (2, 2, 2))], ids=["unequal", "equal"])
-def test_operations_keep_every_bit_of_every_dtype(dtype: str, op: Operation) -> None:
+def test_operations_keep_every_bit_of_every_dtype(dtype: str, op: Reversible) -> None:
     bits = torch.randint(0, 2 if dtype == "BOOL" else 256, (6, 4 * DTYPES[dtype].itemsize), dtype=torch.uint8)
     tensor = bits.view(DTYPES[dtype])
     op = Chain(Transpose(), op, Reversed(Reversed(Identity())))
@@ -312,7 +312,7 @@ def tables(draw: st.DrawFn) -> tuple[RuleTable, dict[str, torch.Tensor]]:
         rest = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=2)))
         swap, equal = draw(st.booleans()), draw(st.booleans())
         sizes = sizes[:1] * len(sizes) if equal else sizes
-        op: Operation = Chain(*[Transpose()] * swap, Split(0, sizes))
+        op: Reversible = Chain(*[Transpose()] * swap, Split(0, sizes))
         whole, parts = f"w{index}{tail}", tuple(f"p{index}.{i}{tail}" for i in range(len(sizes)))
         shape = (sum(sizes), *rest)
         if swap:

@@ -340,7 +340,7 @@ def older(source):
 def test_a_model_in_a_folder_of_its_own(tmp_path, older):
     assert not there_and_back(older).notes
     assert not (tmp_path / "dst" / INNER).exists()
-    assert 'license: "mit"' in (tmp_path / "dst/README.md").read_text()
+    assert "license: mit" in (tmp_path / "dst/README.md").read_text()
     assert_opened_alike(tmp_path, sentence_transformers.SentenceTransformer)
     assert convert(older, tmp_path / "again", verify="quick").parity.passed
     assert convert(tmp_path / "again", tmp_path / "official", to_official=True, verify="quick").parity.passed

@@ -216,7 +216,7 @@ def test_the_card_fits_the_task(tmp_path, name, tag, auto):
     (tmp_path / "tokenizer.json").touch()
     card = write_card(tmp_path, config, origin="Made of $1 | sense.", base_model="a/b", parity="equal").read_text()
     assert f"pipeline_tag: {tag}\n" in card
-    assert 'base_model: "a/b"\n' in card
+    assert "base_model: a/b\n" in card
     assert f"import {auto}, AutoTokenizer" in card
     assert "Made of $1 | sense." in card
     assert "| `layer_types` | 2 x full_attention |" in card

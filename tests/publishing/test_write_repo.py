@@ -129,7 +129,7 @@ def test_cards_name_the_repo_that_was_read(tmp_path, ours, monkeypatch):
     a_hub_with(monkeypatch, ours)
     for name, door in OF_OURS.items():
         door("somebody/model", tmp_path / name)
-        assert 'base_model: "somebody/model"' in (tmp_path / name / "README.md").read_text()
+        assert "base_model: somebody/model" in (tmp_path / name / "README.md").read_text()
 
 
 def test_code_of_the_release_stays_with_the_model(tmp_path, ours):

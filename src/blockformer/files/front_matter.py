@@ -20,7 +20,8 @@ MOST = 200
 def front_matter(checkpoint: Checkpoint) -> dict[str, str | list[str]]:
     """The entries of a source's card that are as true of a conversion of it; none where they cannot be read.
 
-    Only texts and lists of texts are taken: whatever else YAML can say is left.
+    Only texts and lists of texts are taken: whatever else YAML can say is left. `huggingface_hub.ModelCard` reads the
+    whole file, however long, and takes the language `no` for false and a name such as 2024-01-01 for a date.
     """
     if checkpoint.is_file or not os.path.lexists(checkpoint.path(CARD)):
         return {}

@@ -15,6 +15,8 @@ UNITS = {
 def parse_size(size: int | str) -> int:
     """Bytes of "5GB" (1000s), "1.5GiB" (1024s), "200 MB" or a plain number.
 
+    The parser of `huggingface_hub` is private, knows no GiB and takes sizes below zero.
+
     Raises:
         ConversionError: anything else, or less than one byte.
     """

@@ -7,9 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..model.axes import axes
 from ..model.configuration_decoder import BlockformerDecoderConfig
 from ..presets import preset
-from ..presets.dependent import STAYS
+from ..presets.dependent import outdated
 from .sizes import measure, solve
 
 
@@ -114,9 +115,11 @@ class Experiment:
                 "num_key_value_heads": max(1, heads * plain.num_key_value_heads // plain.num_attention_heads),
                 "head_dim": plain.head_dim,
             }
-        known = {**preset(name, **given).to_dict(), **settings}
-        kept = {field for field in given if field in settings or field not in STAYS or STAYS[field](known)}
-        made = preset(name, **{**{field: given[field] for field in kept}, **settings})
+        plain = preset(name, **given)
+        defaults = {field: each.default for field, each in axes(type(plain)).items()}
+        gone = outdated({**plain.to_dict(), **settings}, settings, defaults)
+        kept = {field: value for field, value in given.items() if field not in gone}
+        made = preset(name, **{**kept, **settings})
         if not isinstance(made, BlockformerDecoderConfig):
             raise ValueError(f"'{name}' is no decoder, and the lab trains models that predict the next token.")
         return made

@@ -1,4 +1,8 @@
-"""The plots of a report, as SVG: differences to the base, loss by FLOPs, and the power law."""
+"""The plots of a report, as SVG: differences to the base, loss by FLOPs, and the power law.
+
+They are drawn on the canvas of the other pictures, whose fonts and colours they share. Matplotlib, which the demo uses,
+would be a dependency of the lab for lines and dots.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
 """Which fields of a config steer which box of its figure."""
 
-from dataclasses import fields
 from typing import Any
 
-from ..declared_fields import axes_of
+from ..declared_fields import axes_of, is_idle
 from ..model.axes import BLOCKS
-from ..model.experts import ExpertsFields
-from ..model.latent_attention import OF_LATENTS
-from ..model.positions import RELATIVE_BIAS
 from ..pictures.anatomy import Box
 
 # Fields that are numbers of something rather than a way to build: a box that differs only in them is not another box.
@@ -46,7 +42,6 @@ _PLACED = {
     "pooler": "pooler_act pooling",
     "score": "pooling",
 }
-_EXPERTS = frozenset(field.name for field in fields(ExpertsFields))
 _NORMS_ALONE = ("norm_type", "norm_eps", "norm_weight", "norm_bias")
 
 
@@ -66,25 +61,13 @@ def fields_of(box: Box, config) -> dict[str, Any]:
 
 def _is_idle(name: str, box: Box, config) -> bool:
     """Whether a field has no effect on this box, next to the others."""
-    kind, in_norm = config.position_type, box.kind == "norm"
-    if name.startswith(("relative_attention", "relative_bias")):
-        return kind not in (*RELATIVE_BIAS, "disentangled")
-    if name.startswith("rope_"):
-        return kind != "rotary"
-    if name == "position_offset":
-        return box.role.endswith(("rotary_emb", "relative_bias"))
-    if name in ("sliding_window", "layer_types", "decoder_layer_types"):
-        return config.sliding_window is None or box.mask == "cross"
-    if name in BLOCKS and getattr(config, name) is None:
+    in_norm = box.kind == "norm"
+    if is_idle(name, vars(config)):
         return True
-    if name in ("kv_lora_rank", *OF_LATENTS):
-        return config.kv_lora_rank is None
-    if name.startswith("linear_"):
-        return config.linear_bits is None
-    if name in ("num_hidden_groups", "token_embedding_size"):
-        return getattr(config, name) is None
-    if name in _EXPERTS:
-        return not config.num_experts
+    if name == "position_offset":
+        return box.role.endswith("relative_bias")
+    if name in ("sliding_window", "layer_types", "decoder_layer_types"):
+        return box.mask == "cross"
     if name == "final_norm":
         return in_norm and not box.role.endswith(".norm") and box.role.count(".") > 1
     if in_norm and name in ("norm_placement", "residual", "residual_multiplier", "first_attention_norm"):

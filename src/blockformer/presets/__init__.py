@@ -14,7 +14,7 @@ from ..files.config_file import OURS
 from ..model.axes import axes, did_you_mean
 from ..model.configuration_blockformer import BlockformerConfig, unknown_fields
 from ..model_classes import CONFIGS
-from .dependent import STAYS
+from .dependent import outdated
 from .sizes import SIZES
 
 __all__ = ["PRESETS", "SIZES", "preset"]
@@ -87,11 +87,10 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
     for field, value in overrides.items():  # before other settings are computed of them
         if field in declared:
             declared[field].check(field, value)
-    gone = {
-        field for field, stays in STAYS.items() if field in defaults and field not in overrides and not stays(known)
-    }
+    settings = {**fields, **sizes, **overrides}
+    gone = outdated(settings, overrides, defaults)
     known |= {field: defaults[field] for field in gone}
-    given = ({**fields, **sizes}.keys() | overrides.keys()) - gone
+    given = settings.keys() - gone
     return config_class(**{key: value(known) if callable(value := known[key]) else value for key in given})
 
 

@@ -1,16 +1,10 @@
-"""Which settings of a preset only make sense with others: when those are replaced, they are dropped."""
+"""Which settings of a preset go when others are replaced: those without effect, and those that are refused."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ..model.axes import axes
-from ..model.experts import ExpertsFields
-from ..model.latent_attention import OF_LATENTS
+from ..declared_fields import is_idle
 from ..model.positions import adds_to_scores
-
-
-def _has_experts(settings: Mapping[str, Any]) -> bool:
-    return bool(settings.get("num_experts")) and _has_our_network(settings)
 
 
 def _has_our_network(settings: Mapping[str, Any]) -> bool:
@@ -18,18 +12,13 @@ def _has_our_network(settings: Mapping[str, Any]) -> bool:
 
 
 def _has_groups(settings: Mapping[str, Any]) -> bool:
-    size, rest = divmod(settings.get("num_experts") or 0, settings["num_expert_groups"] or 1)
+    size, rest = divmod(settings["num_experts"], settings["num_expert_groups"] or 1)
     most = size * settings["num_expert_groups_per_tok"]
-    fits = not rest and settings["experts_per_group_score"] <= size and settings["num_experts_per_tok"] <= most
-    return fits and _has_experts(settings)
+    return not rest and settings["experts_per_group_score"] <= size and settings["num_experts_per_tok"] <= most
 
 
 def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
     return not adds_to_scores(settings["position_type"])
-
-
-def _may_slide(settings: Mapping[str, Any]) -> bool:
-    return _has_plain_scores(settings) and bool(settings["sliding_window"])
 
 
 def _has_latents(settings: Mapping[str, Any]) -> bool:
@@ -37,35 +26,39 @@ def _has_latents(settings: Mapping[str, Any]) -> bool:
 
 
 def _have_one_kind(settings: Mapping[str, Any]) -> bool:
-    return (settings["norm_placement"] == "post") == (settings.get("decoder_norm_placement") == "post")
+    return (settings["norm_placement"] == "post") == (settings["decoder_norm_placement"] == "post")
 
 
 # The norms that have each factor.
 _FACTORS = {"none": ("layer_norm",), "zero_centered": ("layer_norm", "rms_norm")}
 
 
-STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    **{name: _has_experts for name in axes(ExpertsFields) if name != "num_experts"},
+FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     **dict.fromkeys(("num_experts", "float32_down_proj", "chunk_size_feed_forward"), _has_our_network),
     **dict.fromkeys(("num_expert_groups", "num_expert_groups_per_tok", "experts_per_group_score"), _has_groups),
-    "shared_expert_gate": lambda settings: _has_experts(settings) and settings["shared_expert_intermediate_size"] > 0,
-    "rope_parameters": lambda settings: settings["position_type"] == "rotary",
-    "rope_layers": lambda settings: settings["position_type"] == "rotary",
-    **dict.fromkeys(("kv_lora_rank", *OF_LATENTS), _has_latents),
-    "position_offset": lambda settings: settings["position_type"] == "learned",
-    "relative_bias_per_layer": lambda settings: settings["position_type"] == "relative_bias",
-    "sliding_window": _may_slide,
-    "layer_types": _may_slide,
-    "decoder_layer_types": _may_slide,
-    "attn_logit_softcapping": _has_plain_scores,
-    "attention_sinks": _has_plain_scores,
+    "kv_lora_rank": _has_latents,
+    **dict.fromkeys(("sliding_window", "attn_logit_softcapping", "attention_sinks"), _has_plain_scores),
     "decoder_norm_placement": _have_one_kind,
     "residual": lambda settings: settings["norm_placement"] == "pre",
-    "first_attention_norm": lambda settings: (
-        (settings["norm_placement"], settings["residual"]) == ("pre", "sequential")
-    ),
     "final_norm": lambda settings: settings["norm_placement"] != "post",
     "norm_weight": lambda settings: settings["norm_type"] in _FACTORS.get(settings["norm_weight"], ()),
-    "norm_bias": lambda settings: settings["norm_type"] == "layer_norm",
 }
-"""Field -> whether a preset's value of it stays with the other settings."""
+"""Field -> whether a preset's value of it is allowed with the other settings."""
+
+
+def outdated(settings: Mapping[str, Any], given: Collection[str], defaults: Mapping[str, Any]) -> set[str]:
+    """The settings that do not fit the given ones; one that goes may take others with it.
+
+    Args:
+        settings: all that differ from the defaults, the given ones included.
+        given: those that stay whatever they are.
+        defaults: every field of the config with its default.
+    """
+    known, gone = {**defaults, **settings}, set[str]()
+    asked = settings.keys() & defaults.keys() - {*given}
+    while more := {
+        name for name in asked - gone if is_idle(name, known) or not FITS.get(name, lambda settings: True)(known)
+    }:
+        gone |= more
+        known |= {name: defaults[name] for name in more}
+    return gone

@@ -9,6 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from huggingface_hub import ModelCardData
 from transformers import PretrainedConfig
 
 from ..model.release import VERSION
@@ -54,15 +55,15 @@ def write_card(
         left_out: reason -> names of files of the source that the repo does not have.
     """
     architecture = (config.architectures or ["BlockformerDecoderForCausalLM"])[0]
-    entries = full_auto_map(config)
-    auto_class = next((auto for auto, code in entries.items() if code.endswith(f".{architecture}")), "AutoModel")
+    entries: dict[str, Any] = {**(front or {}), **({"base_model": base_model} if base_model else {})}
+    classes = full_auto_map(config).items()
+    auto_class = next((auto for auto, code in classes if code.endswith(f".{architecture}")), "AutoModel")
     task = next((tag for ending, tag in TASKS.items() if architecture.endswith(ending)), "feature-extraction")
     reads = any((Path(folder) / name).exists() for name in TOKENIZERS)
     generation = _generation(Path(folder))
     text = resources.files("blockformer.model_cards").joinpath("template.md").read_text(encoding="utf-8")
     card = Template(text).substitute(
-        pipeline_tag=task,
-        front=_front({**(front or {}), **({"base_model": base_model} if base_model else {})}),
+        front=ModelCardData(library_name="transformers", pipeline_tag=task, tags=["blockformer"], **entries).to_yaml(),
         architecture=architecture,
         auto_class=auto_class,
         imports=f"from transformers import {auto_class}, AutoTokenizer" if reads else f"{WITHOUT}{auto_class}",
@@ -98,10 +99,6 @@ def _code_of(config: PretrainedConfig) -> str:
             "release, unmodified, and whether anything else in the repo could run."
         )
     )
-
-
-def _front(entries: Mapping[str, str | list[str]]) -> str:
-    return "".join(f"{name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in entries.items())
 
 
 def _left_out(reasons: Mapping[str, list[str]]) -> str:
