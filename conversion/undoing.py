@@ -1,6 +1,5 @@
 """The way back of a repo for search: the decoder that it was made of, every weight and file as it was."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -39,11 +38,14 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
     Raises:
         ConversionError: its head is gone, or the record is damaged.
     """
+    if not all(os.path.isfile(checkpoint.folder / BEFORE / name) for name in ("config.json", RECORD)):
+        fix = "download the whole repo first: hf download ID --local-dir FOLDER"
+        raise ConversionError(f"{place.path / BEFORE}: a file that the way back needs is not here; {fix}")
     text = checkpoint.member(f"{BEFORE}/config.json").read_text(encoding="utf-8")
-    config = our_config(json.loads(text))
+    config = our_config(read_json(checkpoint.member(f"{BEFORE}/config.json")))
     record = read_json(checkpoint.member(f"{BEFORE}/{RECORD}"))
     written = record.get("written")
-    if not isinstance(written, dict) or not all(map(is_plain, written)):
+    if not isinstance(written, dict) or not all(map(is_plain, written)) or config.model_type != "blockformer_decoder":
         raise ConversionError(f"{place.path / BEFORE / RECORD}: damaged; convert the first source again")
     shapes, tied, parameters = expected_tensors(MODELS[architecture_of(config)], config)
     if HEAD in shapes and HEAD not in tied:

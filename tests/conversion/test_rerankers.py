@@ -162,6 +162,27 @@ def test_a_tied_head_that_is_stored_as_well_comes_back(tmp_path):
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("record.json", None, "a file that the way back needs is not here; download the whole repo first"),
+        ("record.json", "{}", "damaged; convert the first source again"),
+        ("record.json", '{"written": {"../x": "0"}}', "damaged; convert the first source again"),
+        ("config.json", "{", "config.json"),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path, name, content, named):
+    decoder(tmp_path / "src")
+    reranker(tmp_path, verify=False)
+    path = tmp_path / "dst/conversion/before" / name
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConversionError, match=named):
+        convert_reshaped(tmp_path / "dst", tmp_path / "back", topology="decoder")
+    assert not (tmp_path / "back").exists()
+
+
 def test_an_untied_head_says_that_there_is_no_way_back(tmp_path):
     decoder(tmp_path / "src", tie_word_embeddings=False)
     report = reranker(tmp_path, verify="quick")
