@@ -17,6 +17,7 @@ OWN = {
     "Gemma": {"head_dim": 8},
     "Granite": {"logits_scaling": 4.0, "tie_word_embeddings": True},
 }
+CONFIGS = {"Gemma3": "Gemma3Text"}
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "no", "yes", "query", "document", "judge", "answer"]
 WORDS += sorted({word for text in (*QUERIES, *DOCUMENTS) for word in text.split()} - {*WORDS})
 
@@ -25,7 +26,9 @@ def decoder(folder, kind="Qwen3", task="ForCausalLM", template=TEMPLATE, dtype=t
     """Write an official model of a kind, with random weights, and return it in float32."""
     torch.manual_seed(0)
     settings = {**OFFICIAL_DECODER, **OWN.get(kind, {}), "vocab_size": len(WORDS) + 3, **more}
-    model = getattr(transformers, kind + task)(getattr(transformers, f"{kind}Config")(**settings)).to(dtype)
+    model = getattr(transformers, kind + task)(
+        getattr(transformers, f"{CONFIGS.get(kind, kind)}Config")(**settings)
+    ).to(dtype)
     model.save_pretrained(folder)
     words = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -9,6 +9,7 @@ from transformers import Gemma3TextModel
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
+from blockformer.conversion.for_search import convert_for_search
 
 from .oracles import entries_of, stored
 from .search_models import decoder
@@ -57,6 +58,13 @@ def test_a_config_of_ours_is_written_with_the_official_window(tmp_path, tiny_tok
     assert (entries["use_bidirectional_attention"], entries["sliding_window"]) == (True, 6)
     assert Gemma3TextModel.from_pretrained(tmp_path / "official").config.sliding_window == 4  # exclusive
     assert from_official(tmp_path / "official").config.sliding_window == 3
+
+
+def test_a_causal_one_becomes_an_embedder_that_looks_both_ways(tmp_path):
+    decoder(tmp_path / "src", "Gemma3", **{**SIZES, "use_bidirectional_attention": False}, **LAYERS, sliding_window=4)
+    assert convert_for_search(tmp_path / "src", tmp_path / "dst", use="embedder", bidirectional=True).parity.passed
+    assert convert(tmp_path / "dst", tmp_path / "official", to_official=True).parity.passed
+    assert entries_of(tmp_path / "official", "config.json")["sliding_window"] == 8  # four to each side
 
 
 def test_two_ways_to_say_it_at_once_are_refused(tmp_path):
