@@ -4,6 +4,7 @@ T length of a text, N number of texts.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -68,10 +69,9 @@ def template_format(tokenizer: Any) -> str | None:
     if getattr(tokenizer, "chat_template", None) is None:
         return None
     for kind in ("flat", "structured"):
-        try:
+        said = ""
+        with suppress(Exception):  # what a template raises of its own, too
             said = tokenizer.apply_chat_template(messages(("q7x", "d3z"), kind), tokenize=False)
-        except Exception:  # what a template raises of its own, too
-            continue
         if "q7x" in said and "d3z" in said and "{'" not in said:
             return kind
     return None

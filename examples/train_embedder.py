@@ -44,7 +44,7 @@ def pairs(limit: int | None = None) -> tuple[list[tuple[str, str]], list[tuple[s
         if len(question) >= 20 and len(text) >= 60:
             found.setdefault(question, (entry.file, question, text))
     files = sorted({file for file, _, _ in found.values()})
-    random.Random(0).shuffle(files)
+    random.Random(0).shuffle(files)  # nosec B311 # the same for everyone
     held = {*files[: len(files) // 4]}
     sides: tuple[list, list] = ([], [])
     for file, question, text in found.values():
@@ -79,7 +79,8 @@ def contrast(encoder, data: list[tuple[str, str]], steps: int, learning_rate: fl
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     encoder.train()
     for _ in tqdm(range(steps), "contrasting", unit="step", leave=False):
-        questions, texts = zip(*random.sample(data, min(PAIRS, len(data))), strict=True)
+        batch = random.sample(data, min(PAIRS, len(data)))  # nosec B311 # a batch
+        questions, texts = zip(*batch, strict=True)
         asked = encoder(encoder.preprocess(list(questions), prompt=PROMPT))["sentence_embedding"]  # [B, C]
         given = encoder(encoder.preprocess(list(texts)))["sentence_embedding"]
         scores = asked @ given.T / TEMPERATURE  # [B, B]
