@@ -10,8 +10,9 @@ from typing import Any
 from blockformer.files.atomic import check_target
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.names import WEIGHT_FILES
-from blockformer.files.new_repo import RepoOptions
+from blockformer.files.new_repo import RepoOptions, check_flag
 from blockformer.files.progress import Progress, silent
+from blockformer.files.sentence_settings import POOLINGS
 from blockformer.files.sources import Source, folder_of, locate, weight_file
 
 from .families.index import ARTICLES, NAMES
@@ -22,9 +23,14 @@ FAMILIES = sorted(NAMES)
 VERIFICATIONS = ("auto", "quick", "full", "none")
 DTYPES = ("float32", "bfloat16", "float16")
 FLAGS = {
-    "topology": "--as", "layers": "--layers", "kv_heads": "--kv-heads", "experts": "--experts",
+    "topology": "--as", "layers": "--layers", "kv_heads": "--kv-heads", "experts": "--experts", "tokens": "--tokens",
+    "template": "--template", "pooling": "--pooling", "bidirectional": "--bidirectional", "prompts": "--prompt",
 }  # fmt: skip
-"""The arguments of a new shape, as the command line has them."""
+"""The arguments of a new shape or a repo for search, as the command line has them."""
+USES = {"reranker": ("tokens", "template"), "embedder": ("pooling", "bidirectional", "prompts")}
+"""What a decoder can be made into for search -> the options of its own."""
+OF_USES = {name: [use for use, own in USES.items() if name in own] for names in USES.values() for name in names}
+"""Option -> which of them has it."""
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -45,9 +51,10 @@ def check_conversion(
     sign: str | PathLike[str] | None = None,
     verify: bool | str = "auto",
     shape: Mapping[str, Any] | None = None,
+    use: str | None = None,
     **reading: Any,
 ) -> RepoOptions:
-    """Check the arguments of `convert`, `convert_reshaped` or `export_folder`.
+    """Check the arguments of `convert`, `convert_reshaped`, `convert_for_search` or `export_folder`.
 
     Args:
         src, dst: the source and the folder to make.
@@ -55,6 +62,7 @@ def check_conversion(
         to_official, family, config, dtype, dequantize, max_shard_size, force, strict_finite, progress, sign, verify: as
             it has them.
         shape: the arguments of a new shape (`FLAGS`) that are given; None for a conversion that keeps it.
+        use: what a repo for search is to be, one of `USES`.
         reading: all its other options.
 
     Returns:
@@ -75,9 +83,42 @@ def check_conversion(
         )
     if shape is not None:
         _check_shape(shape, to_official=to_official, dequantize=dequantize, config=config, verify=verify)
+    for name, value in {"to_official": to_official, "dequantize": dequantize, "config": config}.items():
+        if use is not None and value not in (None, False):
+            raise ConversionError(f"--as {use} cannot be combined with {name}; convert in two steps")
     check_source(src, family, config, to_official, **reading)
     check_target(dst, force, [path for path in (src, config) if path is not None and os.path.exists(path)])
     return options
+
+
+def check_use(use: str, *, bidirectional: bool = False, **given: Any) -> None:
+    """Check what a repo for search is to be, and its own options.
+
+    Raises:
+        ConversionError: one is wrong, missing, or another's.
+    """
+    if use not in USES:
+        raise ConversionError(f"use must be one of {', '.join(USES)}, not {shown(use)}")
+    check_flag("bidirectional", bidirectional)
+    for name, value in {**given, "bidirectional": bidirectional or None}.items():
+        if value is not None and name not in USES[use]:
+            other = OF_USES[name][0]
+            raise ConversionError(f"{name} is an option of --as {other}; leave it out of --as {use}")
+    tokens, template, pooling, prompts = (given.get(each) for each in ("tokens", "template", "pooling", "prompts"))
+    if use == "reranker":
+        if isinstance(tokens, str) or not tokens or len(tokens) > 2 or not all(map(_is_word, tokens)):
+            fix = 'give ("no", "yes"), or one token whose logit is the score (--tokens no,yes)'
+            raise ConversionError(f"tokens must be two tokens of the vocabulary or one, not {shown(tokens)}; {fix}")
+        if template is not None and not os.path.isfile(template):
+            raise ConversionError(f"{template}: no such file; template (--template) names a chat template in Jinja")
+    if pooling is not None and pooling not in POOLINGS:
+        raise ConversionError(f"pooling must be one of {', '.join(POOLINGS)}, not {shown(pooling)}")
+    if prompts is not None and not (isinstance(prompts, Mapping) and all(map(_is_word, [*prompts, *prompts.values()]))):
+        raise ConversionError(f"prompts must map names to texts, such as query to 'query: ', not {shown(prompts)}")
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _check_shape(shape: Mapping[str, Any], **options: Any) -> None:

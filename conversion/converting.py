@@ -2,14 +2,14 @@
 
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from blockformer.files.checkpoint import Checkpoint, opened
 from blockformer.files.config_file import is_ours, read_config
@@ -17,7 +17,6 @@ from blockformer.files.errors import listed, shown
 from blockformer.files.finite import nonfinite
 from blockformer.files.generation_settings import settings_in
 from blockformer.files.model_place import put_into_its_folder
-from blockformer.files.names import WEIGHTS
 from blockformer.files.progress import Progress
 from blockformer.files.returning import return_side_files
 from blockformer.files.side_files import SideFiles, refuse_adapters
@@ -27,6 +26,7 @@ from blockformer.publishing.write_repo import write_repo
 
 from .arguments import check_conversion, find_source, located, verification
 from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
+from .official import official_loader, rounded
 from .offload import check_device_map, removed_on_failure, written_weights
 from .options import sorted_options
 from .origin import ORIGIN
@@ -35,9 +35,8 @@ from .plan import Plan, parse_dtype, plan_out
 from .remedies import plan_official
 from .report import ConversionReport
 from .storage.awq import low_bit_weights
-from .storage.low_bits import without
 from .storage.unused_tensors import UNUSED_FILE, write_unused
-from .verify import Parity, attention_of, load_model
+from .verify import Parity, load_model
 from .verify import verify as verify_models
 from .writing import AroundWeights, CheckpointWeights
 
@@ -155,14 +154,22 @@ def _fill_official(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles
 def _fill_ours(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles:
     """Write the files of a repo of ours around its weights, except for the card."""
 
-    def record(side: SideFiles) -> None:
-        assert plan.origin is not None
-        origin = replace(plan.origin, files=side.record)
-        (folder / ORIGIN).write_text(origin.text(), encoding="utf-8")
-        write_unused(around.checkpoint, origin.unused, folder)
-
     entries, code = _entries(plan, around.checkpoint), plan.family.extra_code()
-    return around.fill(folder, plan.target_config, entries, code, record=record if plan.origin is not None else None)
+    return around.fill(folder, plan.target_config, entries, code, record=recorder(plan, around.checkpoint, folder))
+
+
+def recorder(plan: Plan, checkpoint: Checkpoint, folder: Path) -> Callable[[SideFiles], None] | None:
+    """What writes the record of an official checkpoint into a repo; None for a weight file, which has no way back."""
+    known = plan.origin
+    if known is None:
+        return None
+
+    def record(side: SideFiles) -> None:
+        origin = replace(known, files=side.record)
+        (folder / ORIGIN).write_text(origin.text(), encoding="utf-8")
+        write_unused(checkpoint, origin.unused, folder)
+
+    return record
 
 
 def _compare(
@@ -286,23 +293,14 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
     wide = [group for group in plan.groups if group.targets[0].dtype.itemsize > kind.itemsize]
     kept |= {each for group in wide for name in group.sources for each in (name, plan.todays(name))}
 
-    def load_official(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype):
-        if plan.read_plain is not None:  # the official way to run it needs other packages or hardware
-            plain = type(config)(**without(config.to_dict()))
-            with Checkpoint(folder, weights=WEIGHTS if plan.to_official else source.weights) as checkpoint:
-                settings = {"state_dict": plan.read_plain(checkpoint, dtype), "dtype": dtype}
-            attention = attention_of(model_class, config)
-            settings |= plan.official_arguments
-            return model_class.from_pretrained(None, config=plain, attn_implementation=attention, **settings)
-        arguments = {**plan.official_arguments, **({} if plan.to_official else source.loading)}
-        return load_model(model_class, config, folder, dtype, arguments)
+    load_official = official_loader(plan, source)
 
     def load_source(dtype: torch.dtype) -> PreTrainedModel:
         if plan.to_official:
             model = load_model(plan.source_class, plan.source_config, source.path, dtype, source.loading)
         else:
             model = load_official(plan.source_class, plan.source_config, source.path, dtype)
-        model = _rounded(model, kind, kept)
+        model = rounded(model, kind, kept)
         return model if plan.to_official else plan.family.prepare_official_model(model)
 
     def load_target(dtype: torch.dtype) -> PreTrainedModel:
@@ -323,15 +321,6 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
         quick,
         plan.to_official,
     )
-
-
-@torch.no_grad()
-def _rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = ()) -> PreTrainedModel:
-    """Round a model's weights to a dtype, so that a requested cast does not count as a difference."""
-    for name, tensor in model.state_dict().items():
-        if name not in but and tensor.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize:
-            tensor.copy_(tensor.to(dtype))
-    return model
 
 
 def _write_card(folder: Path, plan: Plan, around: AroundWeights) -> None:

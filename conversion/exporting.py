@@ -5,6 +5,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import PretrainedConfig
+
 from blockformer.files.checkpoint import Checkpoint, opened
 from blockformer.files.config_file import is_ours
 from blockformer.files.errors import ConversionError
@@ -22,9 +24,10 @@ from blockformer.publishing.write_repo import write_repo
 from .arguments import check_conversion
 from .into_memory import dtype_note, dtype_of_file
 from .model_tensors import by_sources, expected_tensors, identity_rules, stored_pairs, unread_pooler, with_sources
-from .origin import ORIGIN
+from .origin import BEFORE, ORIGIN
 from .plan import architecture_of, our_config
 from .report import ConversionReport
+from .rules.groups import Group
 from .storage.unused_tensors import UNUSED_FILE
 from .writing import AroundWeights, CheckpointWeights
 
@@ -70,29 +73,39 @@ def export_folder(
             raise ConversionError(f"{place.path}: not a model of Blockformer; `blockformer convert` makes a repo of it")
         refuse_quantized(checkpoint.config, checkpoint.tensors)
         config = our_config(checkpoint.config)
-        model_class = MODELS[architecture_of(config)]
-        shapes, tied, parameters = expected_tensors(model_class, config)
-        pooler = unread_pooler(model_class, config)
-        shapes |= pooler
-        names = by_sources(checkpoint.tensors, tied)
-        headers = {name: checkpoint.tensors[own] for name, own in names.items()}
-        groups = with_sources(identity_rules(shapes).plan(headers, shapes, optional=[*tied, *pooler]), names)
+        groups, tied, parameters = own_groups(checkpoint, config)
         report.source = place.title(src)
         report.notes += [*notes, *dtype_note(config, dtype_of_file(checkpoint))]
         around = AroundWeights(checkpoint, place, report)
 
         def fill(folder: Path) -> None:
-            code, copies = release_code(place.path, config), _record_of(checkpoint, place)
+            code, copies = release_code(place.path, config), record_of(checkpoint, place)
             side = around.fill(folder, config, checkpoint.config, code, copies)
             around.compare_tokenizers(side, folder)
             around.write_card(folder, config, parameters)
 
-        weights = CheckpointWeights(checkpoint, groups, stored_pairs(tied, groups), place.files)
+        weights = CheckpointWeights(checkpoint, groups, tied, place.files)
         write_repo(weights, dst, options, fill, report)
     return report
 
 
-def _record_of(checkpoint: Checkpoint, place: Source) -> list[str]:
+def own_groups(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[list[Group], list[tuple[str, str]], int]:
+    """How the weights of a folder in our layout are copied, which are tied, and how many parameters there are.
+
+    Raises:
+        ConversionError: they are not those of the config.
+    """
+    model_class = MODELS[architecture_of(config)]
+    shapes, tied, parameters = expected_tensors(model_class, config)
+    pooler = unread_pooler(model_class, config)
+    shapes |= pooler
+    names = by_sources(checkpoint.tensors, tied)
+    headers = {name: checkpoint.tensors[own] for name, own in names.items()}
+    groups = with_sources(identity_rules(shapes).plan(headers, shapes, optional=[*tied, *pooler]), names)
+    return groups, stored_pairs(tied, groups), parameters
+
+
+def record_of(checkpoint: Checkpoint, place: Source) -> list[str]:
     """The files by which an earlier conversion is undone.
 
     Raises:
@@ -101,4 +114,5 @@ def _record_of(checkpoint: Checkpoint, place: Source) -> list[str]:
     if not os.path.lexists(checkpoint.folder / ORIGIN):
         return []
     read_json(checkpoint.member(ORIGIN))
-    return [name for name in place.names if name in (ORIGIN, UNUSED_FILE) or name.startswith(f"{STORE}/")]
+    folders = (f"{STORE}/", f"{BEFORE}/")
+    return [name for name in place.names if name in (ORIGIN, UNUSED_FILE) or name.startswith(folders)]

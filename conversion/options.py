@@ -102,12 +102,15 @@ _OF_CONVERT = ("to_official", "config", "dequantize", "verify")
 OWN: dict[str, tuple[str, ...]] = {
     "convert": (*_WRITES, *_OF_CONVERT),
     "convert_reshaped": (*_WRITES, *_OF_CONVERT, "topology", "layers", "kv_heads", "experts", "seed"),
+    "convert_for_search": (
+        *_WRITES, *_OF_CONVERT, "use", "tokens", "template", "pooling", "bidirectional", "prompts",
+    ),
     "export_folder": ("max_shard_size", "force", "strict_finite", "progress", "sign"),
     "from_official": ("dtype", "family", "config"),
     "load_any": ("dtype",),
     "summarize": (),
     "verify": ("key",),
-}
+}  # fmt: skip
 """Function -> its options next to those of `Reading`."""
 _VARIANT = re.compile(r"[\w-]+(\.[\w-]+)*")
 

@@ -14,9 +14,11 @@ from .storage.variant import CheckpointVariant
 
 ORIGIN = "conversion.json"
 """The file of the record. A repo without it is converted back by its settings only."""
+BEFORE = "conversion/before"
+"""Where a repo for search keeps what it replaced of the decoder: the config, and settings of sentence-transformers."""
 RECORD = 1
 """The version of the record. One without a version is from before there was one."""
-BEFORE = {"4 bits", "mxfp4", "fp8"}
+FORMER_TRAITS = {"4 bits", "mxfp4", "fp8"}
 """Traits in records without a version: formats of low-bit weights, which the config tells."""
 FORM = {"head", "traits", "sizes"}
 """What the record says of a checkpoint's variant."""
@@ -82,7 +84,7 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
         return Origin(FAMILIES[name], official, None, [])
     if not isinstance(variant, dict) or not all(map(_is_names, ([variant.get("head")], variant.get("traits"), unused))):
         raise damaged
-    traits = frozenset(variant["traits"]) - (frozenset() if version else BEFORE)
+    traits = frozenset(variant["traits"]) - (frozenset() if version else FORMER_TRAITS)
     unknown = sorted(traits - FAMILIES[name].words | {*variant} - FORM)
     if unknown:
         raise ConversionError(

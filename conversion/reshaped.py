@@ -25,8 +25,10 @@ from .arguments import check_conversion
 from .loading import load_source
 from .options import OPTIONS, OWN, READING, OptionError
 from .report import ConversionReport
+from .undoing import can_be_undone, undo
 from .writing import AroundWeights
 
+NEEDS_TRAINING = "the model needs training"
 WORDS = {
     "topology": "made {} of it",
     "layers": "kept its layers {}",
@@ -58,7 +60,8 @@ def convert_reshaped(
 ) -> ConversionReport:
     """Write a checkpoint, official or ours, as a self-contained repo of another shape. It needs training.
 
-    The whole model is held in memory. Nothing is compared: the shape changes what is computed.
+    The whole model is held in memory. Nothing is compared: the shape changes what is computed. A repo that
+    `convert_for_search` made goes back to its decoder with `topology="decoder"`, bit for bit.
 
     Args:
         src: a folder or Hub id, in an official layout or ours.
@@ -103,6 +106,11 @@ def convert_reshaped(
     with opened(place) as (checkpoint, notes):
         if is_ours(checkpoint.config):
             refuse_quantized(checkpoint.config, checkpoint.tensors)
+        if can_be_undone(place) and topology == "decoder" and not changes and _is_only(shape, "topology"):
+            report.source = place.title(src)
+            report.notes += notes
+            undo(checkpoint, place, Path(dst), written, report)
+            return report
         model, said = _loaded(place, family, dtype)
         report.source = place.title(src)
         report.notes += [*notes, *(note for note in said if note not in notes)]
@@ -127,8 +135,12 @@ def convert_reshaped(
 
         weights = ModelWeights(reshaped, report.source, place.files, checkpoint.check_unchanged)
         write_repo(weights, dst, written, fill, report)
-    report.notes.append("the model needs training")
+    report.notes.append(NEEDS_TRAINING)
     return report
+
+
+def _is_only(shape: Mapping[str, Any], name: str) -> bool:
+    return all(value is None for other, value in shape.items() if other != name)
 
 
 def _loaded(place: Source, family: str | None, dtype: Any) -> tuple[PreTrainedModel, list[str]]:

@@ -47,6 +47,7 @@ class Measured:
         same_text: whether the greedy continuations were equal; None if there were none.
         finite: whether the original's outputs were finite; if not, the other figures mean nothing.
         outputs: names of the outputs compared.
+        unit: what is counted.
     """
 
     dtype: str
@@ -57,6 +58,7 @@ class Measured:
     same_text: bool | None
     finite: bool = True
     outputs: str = "logits"
+    unit: str = "places"
 
     @property
     def passed(self) -> bool:
@@ -68,8 +70,9 @@ class Measured:
             return f"{self.dtype}: the original's outputs are not finite, so nothing could be compared"
         texts = {None: "", True: ", the same greedy text", False: ", different greedy text"}
         return (
-            f"{self.dtype}: largest difference of {self.outputs} at {self.positions} places {self.max_difference:.1e} "
-            f"(largest value {self.max_logit:.1f}, allowed {self.limit:.1e}){texts[self.same_text]}"
+            f"{self.dtype}: largest difference of {self.outputs} at {self.positions} {self.unit} "
+            f"{self.max_difference:.1e} (largest value {self.max_logit:.1f}, allowed {self.limit:.1e})"
+            f"{texts[self.same_text]}"
         )
 
 
@@ -173,7 +176,7 @@ def verify(
         # float8 is for storing, not for computing; and with experts, a rounding may choose another one for a token.
         wanted = [torch.float32]
     wanted = wanted[-1:] if quick else wanted
-    possible = [d for d in wanted if _fits(parameters, d)]
+    possible = [d for d in wanted if fits(parameters, d)]
     for skipped in wanted:
         if skipped not in possible:
             name = str(skipped).removeprefix("torch.")
@@ -216,7 +219,7 @@ def verify(
     return parity
 
 
-def _fits(parameters: int, dtype: torch.dtype) -> bool:
+def fits(parameters: int, dtype: torch.dtype) -> bool:
     """Whether one model fits into free memory, with a quarter more plus 256 MiB for everything else."""
     return parameters * dtype.itemsize * 1.25 + (256 << 20) < available_memory()
 

@@ -57,6 +57,7 @@ PAIRS = {
     "commands": (PAGE.parent / "commands.md", PAGE_ZH.parent / "commands.md"),
     "fine-tune": (PAGE.parent / "fine-tune.md", PAGE_ZH.parent / "fine-tune.md"),
     "publish": (PAGE.parent / "publish.md", PAGE_ZH.parent / "publish.md"),
+    "retrieval": (PAGE.parent / "retrieval.md", PAGE_ZH.parent / "retrieval.md"),
     "embedding-server": (PAGE.parent / "embedding-server.md", PAGE_ZH.parent / "embedding-server.md"),
     "own-block": (PAGE.parent / "own-block.md", PAGE_ZH.parent / "own-block.md"),
     "trust": (PAGE.parent / "trust.md", PAGE_ZH.parent / "trust.md"),

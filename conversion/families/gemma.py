@@ -52,6 +52,32 @@ def check_cap(official):
     return {}
 
 
+class BothWays:
+    """A text model that looks both ways, as EmbeddingGemma does (Vera et al., 2025).
+
+    Its window reaches half of `sliding_window` to each side, which the official config class computes on reading.
+    """
+
+    def read(self, official):
+        """See `Value.read`."""
+        if not official.config.use_bidirectional_attention:
+            return {}
+        if official.entries.get("is_causal", True) is False:
+            raise ConversionError(
+                "config.json: use_bidirectional_attention is true and is_causal false, which mean different windows; "
+                "remove is_causal"
+            )
+        slides = "sliding_attention" in official.config.layer_types
+        return {"bidirectional": True, "sliding_window": official.config.sliding_window - 1 if slides else None}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        if not config.bidirectional:
+            return {}
+        window = {} if config.sliding_window is None else {"sliding_window": 2 * config.sliding_window}
+        return {"use_bidirectional_attention": True, "is_causal": True, **window}
+
+
 GEMMA = DecoderFamily(
     "gemma",
     "GemmaConfig",
@@ -84,8 +110,7 @@ GEMMA3 = DecoderFamily(
     fields={**BIASES, **ACT, "final_logit_softcapping": "final_logit_softcapping"},
     rope=RopeByLayerType(),
     window=WindowByLayer(by_flag=False),
-    computed=[SCALE, SCORES, Computed(check_cap)],
-    unsupported=FORWARD,
+    computed=[SCALE, SCORES, Computed(check_cap), BothWays()],
 )
 VAULT = DecoderFamily(
     "vaultgemma",

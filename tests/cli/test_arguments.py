@@ -31,6 +31,11 @@ VALUES = {
     "force": None,
     "strict_finite": None,
     **SHAPES,
+    "tokens": "no,yes",
+    "template": "{tmp}/config.json",
+    "pooling": "mean",
+    "bidirectional": None,
+    "prompt": "query=Find: ",
 }
 """Option of `convert` -> a value that asks for something; None for a flag."""
 ASKS_FOR_NOTHING = {"no_verify", "local_files_only"}

@@ -20,6 +20,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
+from blockformer.conversion.for_search import convert_for_search
 from blockformer.conversion.loading import load_any
 from blockformer.conversion.options import OPTIONS, OWN
 from blockformer.conversion.reshaped import convert_reshaped
@@ -31,6 +32,7 @@ from .oracles import edit_config, in_our_names, official_folder, stored
 FUNCTIONS = {
     "convert": convert,
     "convert_reshaped": convert_reshaped,
+    "convert_for_search": convert_for_search,
     "export_folder": export_folder,
     "from_official": from_official,
     "load_any": load_any,

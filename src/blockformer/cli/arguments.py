@@ -28,6 +28,55 @@ Dtype = Annotated[
     str | None, typer.Option(help="Load the weights as float32, bfloat16 or float16.", show_default=False)
 ]
 
+Topology = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="WHAT",
+        help="Turn it into a decoder, an encoder or an encoder-decoder, which then needs training; or a decoder into a "
+        "reranker or an embedder for sentence-transformers. 'decoder' is the way back of these two.",
+        show_default=False,
+    ),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Keep these layers, such as 0,2,4 or 0-3,8-11.", show_default=False),
+]
+KvHeads = Annotated[int | None, typer.Option(help="Pool key and value heads into this many.", show_default=False)]
+Experts = Annotated[
+    int | None, typer.Option(help="Copy feed-forward networks into this many experts.", show_default=False)
+]
+Tokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NO,YES",
+        help="Of a reranker: its score is the logit of the second token less that of the first.",
+        show_default=False,
+    ),
+]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Of a reranker: the chat template by which a pair is written.", show_default=False
+    ),
+]
+Pooling = Annotated[
+    str | None,
+    typer.Option(help="Of an embedder: lasttoken, or mean, the default with --bidirectional.", show_default=False),
+]
+Bidirectional = Annotated[
+    bool, typer.Option("--bidirectional", help="Of an embedder: let tokens see later ones too; it then needs training.")
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt",
+        metavar="NAME=TEXT",
+        help="Of an embedder: what is put before a text; may be repeated.",
+        show_default=False,
+    ),
+]
+
 
 def reading_of(
     revision: str | None, subfolder: str | None, variant: str | None, local_files_only: bool

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blockformer.conversion import ConversionError
-from blockformer.conversion.arguments import check_conversion
+from blockformer.conversion.arguments import FLAGS, OF_USES, USES, check_conversion, check_use
 
 from ..files.errors import printable
 from ..files.sizes import format_size
@@ -71,6 +71,12 @@ def run_convert(
         raise ConversionError(f"--no-verify and --verify {verify} contradict each other; give one of them")
     options["verify"] = "none" if no_verify else verify or "auto"
     options["to_official"] = to == "official"
+    if shape.get("topology") in USES:
+        _run_for_search(src, dst, shape, options)
+        return
+    if left := [name for name in shape if name in OF_USES]:
+        flag = FLAGS[left[0]]
+        raise ConversionError(f"{flag} is for --as {' or --as '.join(OF_USES[left[0]])}: add that, or leave {flag} out")
     if shape:
         _run_reshaped(src, dst, shape, options)
         return
@@ -87,15 +93,45 @@ def run_convert(
         raise SystemExit(NOT_VERIFIED)
 
 
+def _run_for_search(src: str, dst: str, given: dict[str, Any], options: dict[str, Any]) -> None:
+    use = given.pop("topology")
+    if shape := [FLAGS[name] for name in given if name not in OF_USES]:
+        raise ConversionError(f"{', '.join(shape)} cannot be combined with --as {use}; convert in two steps")
+    if "tokens" in given:
+        given["tokens"] = given["tokens"].split(",")
+    if "prompts" in given:
+        given["prompts"] = dict(map(prompt_of, given["prompts"]))
+    check_use(use, **given)
+    check_conversion(src, dst, function="convert_for_search", use=use, **options)
+    from blockformer.conversion.for_search import convert_for_search
+
+    with progress_bar() as report_progress:
+        report = convert_for_search(src, dst, use=use, progress=report_progress, **given, **options)
+    _show(report, f"{report.source} -> {report.target}: a self-contained repo of a{'n' * (use == 'embedder')} {use}")
+    if report.parity is None:
+        print("not compared with the source (--no-verify)")
+    if report.not_verified:
+        raise SystemExit(NOT_VERIFIED)
+
+
+def prompt_of(text: str) -> tuple[str, str]:
+    """`query=Find: ` -> ("query", "Find: "); a backslash and n stand for a new line."""
+    name, equals, prompt = text.partition("=")
+    if not (name and equals and prompt):
+        raise ConversionError(f"--prompt must be NAME=TEXT, such as 'query=Search: ', not {text!r}")
+    return name, prompt.replace("\\n", "\n")
+
+
 def _run_reshaped(src: str, dst: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
     if "layers" in shape:
         shape["layers"] = layer_list(shape["layers"])
     check_conversion(src, dst, function="convert_reshaped", shape=shape, **options)
-    from blockformer.conversion.reshaped import convert_reshaped
+    from blockformer.conversion.reshaped import NEEDS_TRAINING, convert_reshaped
 
     with progress_bar() as report_progress:
         report = convert_reshaped(src, dst, progress=report_progress, **shape, **options)
-    _show(report, f"{report.source} -> {report.target}: a self-contained repo of another shape")
+    what = "of another shape" if NEEDS_TRAINING in report.notes else "of the decoder that it was made of"
+    _show(report, f"{report.source} -> {report.target}: a self-contained repo {what}")
 
 
 def layer_list(text: str) -> list[int]:

@@ -14,15 +14,24 @@ from typing import Annotated, Any
 import typer
 
 from .arguments import (
+    Bidirectional,
+    ChatTemplate,
     Dtype,
+    Experts,
     Force,
+    KvHeads,
+    Layers,
     LocalFilesOnly,
+    Pooling,
+    Prompts,
     Revision,
     ShardSize,
     Source,
     StrictFinite,
     Subfolder,
     Target,
+    Tokens,
+    Topology,
     Variant,
     reading_of,
 )
@@ -143,25 +152,15 @@ def convert(
     local_files_only: LocalFilesOnly = False,
     force: Force = False,
     strict_finite: StrictFinite = False,
-    topology: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="TOPOLOGY",
-            help="Turn it into a decoder, an encoder or an encoder-decoder, which then needs training.",
-            show_default=False,
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Keep these layers, such as 0,2,4 or 0-3,8-11.", show_default=False),
-    ] = None,
-    kv_heads: Annotated[
-        int | None, typer.Option(help="Pool key and value heads into this many.", show_default=False)
-    ] = None,
-    experts: Annotated[
-        int | None, typer.Option(help="Copy feed-forward networks into this many experts.", show_default=False)
-    ] = None,
+    topology: Topology = None,
+    layers: Layers = None,
+    kv_heads: KvHeads = None,
+    experts: Experts = None,
+    tokens: Tokens = None,
+    template: ChatTemplate = None,
+    pooling: Pooling = None,
+    bidirectional: Bidirectional = False,
+    prompt: Prompts = None,
 ) -> None:
     """Convert an official checkpoint into a self-contained repo, or such a repo back.
 
@@ -169,7 +168,9 @@ def convert(
     """
     from .checkpoints import run_convert
 
-    shape = {"topology": topology, "layers": layers, "kv_heads": kv_heads, "experts": experts}
+    shape: dict[str, Any] = {"topology": topology, "layers": layers, "kv_heads": kv_heads, "experts": experts}
+    shape |= {"tokens": tokens, "template": template, "pooling": pooling, "prompts": prompt or None}
+    shape["bidirectional"] = bidirectional or None
     run_convert(
         src,
         dst,

@@ -1,0 +1,50 @@
+"""The official model of a plan, loaded to be compared with ours."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.names import WEIGHTS
+from blockformer.files.sources import Source
+
+from .plan import Plan
+from .storage.low_bits import without
+from .verify import attention_of, load_model
+
+Load = Callable[[type[PreTrainedModel], PretrainedConfig, Path, torch.dtype], PreTrainedModel]
+
+
+def official_loader(plan: Plan, source: Source) -> Load:
+    """What loads the official side of a plan: class, config, folder, dtype -> model.
+
+    Args:
+        plan: in either direction.
+        source: what is converted.
+    """
+
+    def load(
+        model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype
+    ) -> PreTrainedModel:
+        if plan.read_plain is not None:  # the official way to run it needs other packages or hardware
+            plain = type(config)(**without(config.to_dict()))
+            with Checkpoint(folder, weights=WEIGHTS if plan.to_official else source.weights) as checkpoint:
+                settings = {"state_dict": plan.read_plain(checkpoint, dtype), "dtype": dtype}
+            attention = attention_of(model_class, config)
+            settings |= plan.official_arguments
+            return model_class.from_pretrained(None, config=plain, attn_implementation=attention, **settings)
+        arguments = {**plan.official_arguments, **({} if plan.to_official else source.loading)}
+        return load_model(model_class, config, folder, dtype, arguments)
+
+    return load
+
+
+@torch.no_grad()
+def rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = ()) -> PreTrainedModel:
+    """Round a model's weights to a dtype, so that a requested cast does not count as a difference."""
+    for name, tensor in model.state_dict().items():
+        if name not in but and tensor.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize:
+            tensor.copy_(tensor.to(dtype))
+    return model
