@@ -106,7 +106,8 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     own = getattr(past_key_values, "self_attention_cache", past_key_values)
     arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask, CACHE: own}
     makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_mask}
-    return {kind: makers[kind](**arguments, position_ids=position_ids) for kind in sorted(set(config.layer_types))}
+    kinds = sorted(makers.keys() & config.layer_types)
+    return {kind: makers[kind](**arguments, position_ids=position_ids) for kind in kinds}
 
 
 def encoder_masks(config, hidden_states, attention_mask, sequences=None) -> dict:
