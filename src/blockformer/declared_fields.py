@@ -8,8 +8,9 @@ from .model.axes import BLOCKS, Axis, axes, blocks_of
 
 
 def own_fields(settings: Mapping[str, Any]) -> dict[str, Axis]:
-    """The fields of the blocks from outside that some settings name."""
-    named = SimpleNamespace(**{axis: settings.get(axis) for axis in BLOCKS})
+    """The fields of the blocks that some settings name, of which some may be functions of all."""
+    values = {axis: settings.get(axis) for axis in BLOCKS}
+    named = SimpleNamespace(**{axis: value(settings) if callable(value) else value for axis, value in values.items()})
     return {name: each for block in blocks_of(named) for name, each in block.fields.items()}
 
 

@@ -26,7 +26,7 @@ from .positions import adds_to_scores, sequence_numbers
 
 CHUNK = 64
 # What no test has together with these layers.
-_EXCLUDED = (
+WITHOUT_STATES = (
     *("attention_type", "kv_lora_rank", "sliding_window", "pruned_heads", "linear_bits", "attn_logit_softcapping"),
     *("attention_sinks", "add_cross_attention", "bidirectional"),
 )
@@ -116,8 +116,8 @@ class GatedDeltaRule(nn.Module):
     """A layer's attention by the gated delta rule.
 
     Queries, keys and values go through a causal convolution of their own channel, an activation, and, except values, a
-    norm to length 1. Heads are normed and multiplied by silu(W x). All of it is in float32 from the convolution on, so
-    that no state overflows.
+    norm to length 1. Heads are normed and multiplied by silu(W x). The rule is computed in float32, so that no state
+    overflows. Names are those of Qwen3.5, one matrix each.
     """
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
@@ -127,19 +127,19 @@ class GatedDeltaRule(nn.Module):
         self.key_size, self.value_size = config.linear_key_head_dim, config.linear_value_head_dim
         keys, values = config.linear_num_key_heads * self.key_size, len(self.heads) * self.value_size
         self.sizes = (keys, keys, values)
-        self.q_proj = nn.Linear(width, keys, bias=False)
-        self.k_proj = nn.Linear(width, keys, bias=False)
-        self.v_proj = nn.Linear(width, values, bias=False)
-        self.gate_proj = nn.Linear(width, values, bias=False)
-        self.step_proj = nn.Linear(width, len(self.heads), bias=False)
-        self.decay_proj = nn.Linear(width, len(self.heads), bias=False)
+        self.in_proj_q = nn.Linear(width, keys, bias=False)
+        self.in_proj_k = nn.Linear(width, keys, bias=False)
+        self.in_proj_v = nn.Linear(width, values, bias=False)
+        self.in_proj_z = nn.Linear(width, values, bias=False)
+        self.in_proj_b = nn.Linear(width, len(self.heads), bias=False)
+        self.in_proj_a = nn.Linear(width, len(self.heads), bias=False)
         channels, self.window = sum(self.sizes), config.linear_conv_kernel_dim
-        self.conv = nn.Conv1d(channels, channels, self.window, groups=channels, bias=False)
+        self.conv1d = nn.Conv1d(channels, channels, self.window, groups=channels, bias=False)
         self.act = ACT2FN[config.hidden_act]
-        self.decay_bias = nn.Parameter(torch.ones(len(self.heads)))
-        self.decay_log = nn.Parameter(torch.zeros(len(self.heads)))
-        self.o_norm = RMSNorm(self.value_size, config.norm_eps)
-        self.o_proj = nn.Linear(values, width, bias=False)
+        self.dt_bias = nn.Parameter(torch.ones(len(self.heads)))
+        self.A_log = nn.Parameter(torch.zeros(len(self.heads)))
+        self.norm = RMSNorm(self.value_size, config.norm_eps)
+        self.out_proj = nn.Linear(values, width, bias=False)
 
     @property
     def state_numbers(self) -> int:
@@ -152,7 +152,7 @@ class GatedDeltaRule(nn.Module):
         what = "layer_types names 'linear_attention'"
         if not config.is_decoder:
             raise ValueError(f"{what}, which needs a decoder: a state knows what came before only.")
-        for name in _EXCLUDED:
+        for name in WITHOUT_STATES:
             if value := getattr(config, name, None):
                 raise ValueError(f"{what}, which is not supported with {name}={value!r}: leave {name} out.")
         if adds_to_scores(config.position_type):
@@ -177,8 +177,8 @@ class GatedDeltaRule(nn.Module):
 
     def init_tensors(self) -> None:
         """Draw the decays of a fresh model, log a = -A softplus(1 + ...) with A from 0 to 16 (Dao and Gu, 2024)."""
-        init.ones_(self.decay_bias)
-        init.copy_(self.decay_log, torch.empty(len(self.heads)).uniform_(0.01, 16).log())
+        init.ones_(self.dt_bias)
+        init.copy_(self.A_log, torch.empty(len(self.heads)).uniform_(0.01, 16).log())
 
     def forward(self, hidden_states, attention_mask=None, past_key_values=None, head_mask=None, **kwargs):
         """States [B, T, C] -> states [B, T, C], and None for the probabilities.
@@ -204,8 +204,8 @@ class GatedDeltaRule(nn.Module):
         held = _layer_of(past_key_values, self.layer_idx, len(hidden_states))
         past, state = (None, None) if held is None else _states_of(held)
 
-        projected = torch.cat([proj(hidden_states) for proj in (self.q_proj, self.k_proj, self.v_proj)], dim=-1)
-        step, decay, gate = (proj(hidden_states) for proj in (self.step_proj, self.decay_proj, self.gate_proj))
+        projected = torch.cat([proj(hidden_states) for proj in (self.in_proj_q, self.in_proj_k, self.in_proj_v)], dim=-1)
+        step, decay, gate = (proj(hidden_states) for proj in (self.in_proj_b, self.in_proj_a, self.in_proj_z))
         wide = torch.promote_types(projected.dtype, torch.float32)
         with torch.autocast(hidden_states.device.type, enabled=False):
             states = self._convolved(projected.transpose(1, 2), past, sequences, held).transpose(1, 2).to(wide)
@@ -214,7 +214,7 @@ class GatedDeltaRule(nn.Module):
                 self._heads(each, size) for each, size in zip(states.split(self.sizes, dim=-1), head_sizes, strict=True)
             )
             step = step.sigmoid().to(wide)
-            decay = -self.decay_log.to(wide).exp() * F.softplus(decay.to(wide) + self.decay_bias.to(wide))
+            decay = -self.A_log.to(wide).exp() * F.softplus(decay.to(wide) + self.dt_bias.to(wide))
             if is_token is not None:
                 step, decay = step * is_token, decay * is_token
             if state is None:
@@ -225,9 +225,9 @@ class GatedDeltaRule(nn.Module):
             output, state = delta_rule_by_token(*given) if is_one else delta_rule_by_chunk(*given, sequences)
             if held is not None:
                 held.update_recurrent_state(state)
-            output = self.o_norm(output.transpose(1, 2).to(self.o_norm.weight.dtype))  # [B, T, H, V]
+            output = self.norm(output.transpose(1, 2).to(self.norm.weight.dtype))  # [B, T, H, V]
             output = output.flatten(2) * F.silu(gate.to(wide))
-        return self.o_proj(output.to(projected.dtype)), None
+        return self.out_proj(output.to(projected.dtype)), None
 
     def _heads(self, states, size: int):
         """[B, T, heads * size] -> [B, H, T, size]; key heads are repeated for value heads."""
@@ -241,7 +241,7 @@ class GatedDeltaRule(nn.Module):
         if held is not None:
             first = F.pad(new, (max(window - new.shape[-1], 0), 0))[..., -window:] if past is None else new
             held.update_conv_state(first)
-        weight = self.conv.weight
+        weight = self.conv1d.weight
         if sequences is None:
             return self.act(F.conv1d(states, weight, groups=len(weight)))
         rows = F.pad(sequences, (window - 1, 0), value=1).unfold(-1, window, 1)  # [B, T, W]

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..model.axes import axes
+from ..model.axes import BLOCKS, axes
+from ..model.delta_rule import WITHOUT_STATES
 from ..model.experts import ExpertsFields
 from ..model.latent_attention import OF_LATENTS
 from ..model.positions import adds_to_scores
@@ -32,6 +33,13 @@ def _may_slide(settings: Mapping[str, Any]) -> bool:
     return _has_plain_scores(settings) and bool(settings["sliding_window"])
 
 
+def _may_keep_states(settings: Mapping[str, Any]) -> bool:
+    types = settings["layer_types"]
+    types = types(settings) if callable(types) else types or ()
+    is_alone = not any(settings.get(name) for name in WITHOUT_STATES)
+    return is_alone and _has_plain_scores(settings) and not BLOCKS["layer_types"].keys().isdisjoint(types)
+
+
 def _has_latents(settings: Mapping[str, Any]) -> bool:
     return settings["position_type"] == "rotary" and settings["attention_type"] is None
 
@@ -55,7 +63,7 @@ STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "position_offset": lambda settings: settings["position_type"] == "learned",
     "relative_bias_per_layer": lambda settings: settings["position_type"] == "relative_bias",
     "sliding_window": _may_slide,
-    "layer_types": _may_slide,
+    "layer_types": lambda settings: _may_slide(settings) or _may_keep_states(settings),
     "decoder_layer_types": _may_slide,
     "attn_logit_softcapping": _has_plain_scores,
     "attention_sinks": _has_plain_scores,
