@@ -103,15 +103,17 @@ NEXT = ExpertsFamily(
     computed=(SPARSE_STEP,),
     more_rules=next_rules,
     outside=["mtp.*"],
+    reads_whole=False,
     qa_root="transformer.",
 )
 TEXT = DecoderFamily(
     "qwen3_5_text",
     "Qwen3_5TextConfig",
-    "Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification Qwen3_5ForTokenClassification",
+    "Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification",
     **{**SETTINGS, "rope": RopeOfText(by_part=True)},
     fresh=FRESH,
     unsupported={"attention_bias": (None, False)},
     more_rules=text_rules,
     outside=["mtp.*"],
+    reads_whole=False,
 )
