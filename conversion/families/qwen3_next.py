@@ -24,8 +24,9 @@ AXES = ("mrope_section", "mrope_interleaved")
 
 
 def every_fourth(settings: dict) -> list:
-    """The layers of a fresh model."""
-    return ["linear_attention" if layer % 4 else "full_attention" for layer in range(1, settings["num_hidden_layers"] + 1)]
+    """The layers of a fresh model, of which the last one has keys, too: these count a text's tokens."""
+    count = settings["num_hidden_layers"]
+    return ["linear_attention" if layer % 4 and layer < count else "full_attention" for layer in range(1, count + 1)]
 
 
 FRESH = {**rotary(10_000_000.0, 0.25), "layer_types": every_fourth}

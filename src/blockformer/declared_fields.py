@@ -1,10 +1,17 @@
 """The fields that a config has, those of its blocks from outside included."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from .model.axes import BLOCKS, Axis, axes, blocks_of
+
+
+def from_outside() -> list:
+    """The registered blocks whose files are not this package's."""
+    ours = Path(axes.__code__.co_filename).parent
+    return [block for known in BLOCKS.values() for block in known.values() if block.path.parent != ours]
 
 
 def own_fields(settings: Mapping[str, Any]) -> dict[str, Axis]:

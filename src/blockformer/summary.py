@@ -161,12 +161,13 @@ def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     idle |= {field.name for field in fields(ExpertsFields)} if not getattr(config, "num_experts", 0) else set()
     idle |= {"kv_lora_rank", *OF_LATENTS} if getattr(config, "kv_lora_rank", None) is None else set()
     idle |= {name for name in BLOCKS if getattr(config, name) is None}
-    idle |= {"layer_types", "sliding_window"} if config.sliding_window is None else set()
+    idle |= {"sliding_window"} if config.sliding_window is None else set()
+    idle |= {"layer_types"} if set(config.layer_types) == {"full_attention"} else set()
     settings: dict[str, dict[str, Any]] = {}
     for name, axis in axes_of(config).items():
         if axis.group in SHOWN and name not in idle:
             settings.setdefault(axis.group, {})[name] = getattr(config, name)
-    if config.sliding_window is not None:
+    if "layer_types" not in idle:
         kinds = config.layer_types
         settings["attention"]["layer_types"] = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
     return settings

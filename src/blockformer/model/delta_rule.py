@@ -204,7 +204,9 @@ class GatedDeltaRule(nn.Module):
         held = _layer_of(past_key_values, self.layer_idx, len(hidden_states))
         past, state = (None, None) if held is None else _states_of(held)
 
-        projected = torch.cat([proj(hidden_states) for proj in (self.in_proj_q, self.in_proj_k, self.in_proj_v)], dim=-1)
+        projected = torch.cat(
+            [proj(hidden_states) for proj in (self.in_proj_q, self.in_proj_k, self.in_proj_v)], dim=-1
+        )
         step, decay, gate = (proj(hidden_states) for proj in (self.in_proj_b, self.in_proj_a, self.in_proj_z))
         wide = torch.promote_types(projected.dtype, torch.float32)
         with torch.autocast(hidden_states.device.type, enabled=False):

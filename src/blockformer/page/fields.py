@@ -74,12 +74,13 @@ def _is_idle(name: str, box: Box, config) -> bool:
     if name == "position_offset":
         return box.role.endswith(("rotary_emb", "relative_bias"))
     if name in ("sliding_window", "layer_types", "decoder_layer_types"):
-        return config.sliding_window is None or box.mask == "cross"
+        has_one = name != "sliding_window" and len(set(getattr(config, name))) > 1
+        return (config.sliding_window is None and not has_one) or box.mask == "cross"
     if name in BLOCKS and getattr(config, name) is None:
         return True
     if name in ("kv_lora_rank", *OF_LATENTS):
         return config.kv_lora_rank is None
-    if name.startswith("linear_"):
+    if name in ("linear_bits", "linear_group_size"):
         return config.linear_bits is None
     if name in ("num_hidden_groups", "token_embedding_size"):
         return getattr(config, name) is None
