@@ -87,13 +87,15 @@ class RopeOfText(Rope):
         return {"rope_parameters": {name: value for name, value in rope.items() if name not in AXES}}
 
 
-SETTINGS = {"structure": STRUCTURE, "layer": LAYER, "rope": Rope(by_part=True), "window": StatesByLayer()}
 NEXT = ExpertsFamily(
     "qwen3_next",
     "Qwen3NextConfig",
     "Qwen3NextForCausalLM Qwen3NextModel Qwen3NextForSequenceClassification "
     "Qwen3NextForTokenClassification Qwen3NextForQuestionAnswering",
-    **{**SETTINGS, "structure": {**STRUCTURE, "shared_expert_gate": True}},
+    structure={**STRUCTURE, "shared_expert_gate": True},
+    layer=LAYER,
+    rope=Rope(by_part=True),
+    window=StatesByLayer(),
     fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},
     fields={
         **ROUTER_FIELDS,
@@ -111,7 +113,10 @@ TEXT = DecoderFamily(
     "qwen3_5_text",
     "Qwen3_5TextConfig",
     "Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification",
-    **{**SETTINGS, "rope": RopeOfText(by_part=True)},
+    structure=STRUCTURE,
+    layer=LAYER,
+    rope=RopeOfText(by_part=True),
+    window=StatesByLayer(),
     fresh=FRESH,
     unsupported={"attention_bias": (None, False)},
     more_rules=text_rules,

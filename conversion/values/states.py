@@ -4,8 +4,10 @@ from blockformer.files.errors import ConversionError
 
 from .base import NotExpressible
 
-SIZES = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-SIZES += ("linear_conv_kernel_dim",)
+SIZES = (
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    "linear_conv_kernel_dim",
+)
 STATE, FULL = "linear_attention", "full_attention"
 
 

@@ -8,10 +8,20 @@ from typing import Any
 from .model.axes import BLOCKS, Axis, axes, blocks_of
 
 
+def _are_ours(is_ours: bool) -> list:
+    folder = Path(axes.__code__.co_filename).parent
+    blocks = (block for known in [*BLOCKS.values()] for block in [*known.values()])
+    return [block for block in blocks if (block.path.parent == folder) is is_ours]
+
+
 def from_outside() -> list:
     """The registered blocks whose files are not this package's."""
-    ours = Path(axes.__code__.co_filename).parent
-    return [block for known in BLOCKS.values() for block in known.values() if block.path.parent != ours]
+    return _are_ours(False)
+
+
+def of_the_package() -> list:
+    """Blocks whose files are the package's: parts of the model that only some repos carry."""
+    return _are_ours(True)
 
 
 def own_fields(settings: Mapping[str, Any]) -> dict[str, Axis]:

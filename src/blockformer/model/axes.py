@@ -46,10 +46,8 @@ FLAG = (True, False)  # of a field that is a flag or a name: (*FLAG, "fixed")
 # The headings of `blockformer inspect`, in its order.
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
 SHARED = "replicated_with_grad_allreduce"  # in a tensor-parallel plan: whole in each process, gradients added
-# Axis -> value -> a block from outside, which `blocks.py` enters. A repo without any does not have that file.
-BLOCKS: dict[str, dict] = {
-    name: {} for name in "attention_type layer_types mlp_type norm_type position_type residual".split()
-}
+# Axis -> value -> a block, which `blocks.py` enters, most of them from outside. A repo without any lacks that file.
+BLOCKS: dict = {axis: {} for axis in "attention_type layer_types mlp_type norm_type position_type residual".split()}
 _DECLARED: dict[type, dict] = {}  # what `axes` has found of a config class
 
 

@@ -1,15 +1,15 @@
 """Layers that keep a state in place of keys: the gated delta rule (Yang, Kautz and Hatamizadeh, 2025).
 
-A config whose `layer_types` name `linear_attention` has them in these layers, and only its repo carries this file. What
-a head remembers is a matrix S, of one size however long the text is. A token with query q, key k and value v changes and
+A config whose `layer_types` name `linear_attention` has them, and only its repo carries this file. What a head
+remembers is a matrix S, of one size however long the text is. A token with query q, key k and value v changes it and
 reads it:
 
     S <- a S,   S <- S + b k (v - S^T k)^T,   output S^T q
 
 The decay a, from 0 to 1, forgets; the step b, from 0 to 1, says how far what is found under k moves towards v.
 
-B batch, T length, G key heads, H value heads, K key size, V value size, N length of a chunk, W width of the convolution,
-C hidden size.
+B batch, T length, G key heads, H value heads, K key size, V value size, N length of a chunk, W tokens that the
+convolution sees, D its channels, C hidden size.
 """
 
 import torch
@@ -246,9 +246,10 @@ class GatedDeltaRule(nn.Module):
         weight = self.conv1d.weight
         if sequences is None:
             return self.act(F.conv1d(states, weight, groups=len(weight)))
-        rows = F.pad(sequences, (window - 1, 0), value=1).unfold(-1, window, 1)  # [B, T, W]
-        states = states.unfold(-1, window, 1) * (rows == rows[..., -1:])[:, None]
-        return self.act((states * weight).sum(-1))
+        earlier = F.pad(sequences, (window - 1, 0), value=1)
+        places = [slice(start, start + new.shape[-1]) for start in range(window)]
+        is_own = [(earlier[:, place] == sequences)[:, None] for place in places]  # [B, 1, T]
+        return self.act(sum(states[..., at] * (weight[:, :, i] * is_own[i]) for i, at in enumerate(places)))
 
 
 def _unit(states):

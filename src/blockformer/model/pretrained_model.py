@@ -5,7 +5,6 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention import Attention
-from .axes import BLOCKS
 from .compat import OutputRecorder, tell_peft
 from .layer import Layer, layer_class
 from .runtime import Runtime
@@ -46,7 +45,6 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         tell_peft(config.model_type)
         self._no_split_modules = (layer_class(config).__name__,)
-        self._is_stateful = not BLOCKS["layer_types"].keys().isdisjoint(config.layer_types)
         if config.float32_down_proj:
             self._keep_in_fp32_modules = {"down_proj"}
         if config.router_selection_bias:  # a rounded one would choose other experts
