@@ -169,11 +169,9 @@ class GatedDeltaRule(nn.Module):
     def mask_of(inputs):
         """What these layers get as `attention_mask`, of a `layer.StackInputs`: see `forward`."""
         mask, positions, places = inputs.attention_mask, inputs.given_positions, inputs.places
-        if len(places) == 1:
-            return None
         if isinstance(mask, torch.Tensor):
             return mask[:, places] if mask.dim() == 2 else None
-        return None if positions is None else sequence_numbers(positions)
+        return None if positions is None or len(places) == 1 else sequence_numbers(positions)
 
     def init_tensors(self) -> None:
         """Draw the decays of a fresh model, log a = -A softplus(1 + ...) with A from 0 to 16 (Dao and Gu, 2024)."""
@@ -244,6 +242,7 @@ class GatedDeltaRule(nn.Module):
             first = F.pad(new, (max(window - new.shape[-1], 0), 0))[..., -window:] if past is None else new
             held.update_conv_state(first)
         weight = self.conv1d.weight
+        states = states.to(weight.dtype)
         if sequences is None:
             return self.act(F.conv1d(states, weight, groups=len(weight)))
         earlier = F.pad(sequences, (window - 1, 0), value=1)

@@ -232,11 +232,8 @@ def _check_blocks(
     if not blocks:
         return set()
     others = blocks.keys() - parts if isinstance(blocks, dict) else set()
-    if not (
-        isinstance(blocks, dict)
-        and all(map(BLOCK.fullmatch, blocks))
-        and parts <= {block.file for block in of_the_package()}
-    ):
+    are_parts = parts <= {block.file for block in of_the_package()}
+    if not (isinstance(blocks, dict) and all(map(BLOCK.fullmatch, blocks)) and are_parts):
         found.add("code", f"config.json: blocks must name files of its author's, not {shown(json.dumps(blocks))}")
         return set()
     for name, wanted in ((each, blocks[each]) for each in sorted(others)):
