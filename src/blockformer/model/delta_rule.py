@@ -207,7 +207,8 @@ class GatedDeltaRule(nn.Module):
         )
         step, decay, gate = (proj(hidden_states) for proj in (self.in_proj_b, self.in_proj_a, self.in_proj_z))
         wide = torch.promote_types(projected.dtype, torch.float32)
-        with torch.autocast(hidden_states.device.type, enabled=False):
+        device = hidden_states.device.type
+        with torch.autocast("cpu" if device == "meta" else device, enabled=False):
             states = self._convolved(projected.transpose(1, 2), past, sequences, held).transpose(1, 2).to(wide)
             head_sizes = (self.key_size, self.key_size, self.value_size)
             query, key, value = (
