@@ -33,7 +33,10 @@ DEEPSEEK_EXPERTS = {
     "num_experts_per_tok": 2,
 }
 STATES = {
-    **{"linear_conv_kernel_dim": 4, "linear_key_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
     "linear_value_head_dim": 8,
 }
 DEEPSEEK_YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 16, "type": "yarn"}
