@@ -18,7 +18,7 @@ from blockformer.files.sentence_settings import of_embedder, of_reranker
 
 from . import search_texts
 from .rules.groups import Group, Target
-from .rules.operations import OneWay, Operation
+from .rules.operations import Operation
 from .search_texts import Texts
 
 HEAD, TIED, SCORE = "lm_head.weight", "model.embed_tokens.weight", "score.weight"
@@ -201,7 +201,7 @@ class Embedder:
 
 
 @dataclass(frozen=True)
-class _Row(OneWay):
+class _Row:
     """The operation that makes a reranker's row [1, C] of what a head [V, C] is made of.
 
     Attributes:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import blockformer
 from blockformer.model.axes import BLOCKS, GROUPS, axes, spelt
+from blockformer.registering import CLOSED
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"
 CONFIGS = {
@@ -53,7 +54,8 @@ def values_of(name: str, axis) -> str:
         return axis.values + (", or None" if axis.optional and "None" not in axis.values else "")
     if len(axis.values) > 12:
         return "a name in transformers' `ACT2FN`" + (", or None" if axis.optional else "")
-    names = [f"`{value}`" for value in spelt(axis.values)] + ["[a block of your own](own-block.md)"] * (name in BLOCKS)
+    takes_blocks = name in BLOCKS.keys() - CLOSED
+    names = [f"`{value}`" for value in spelt(axis.values)] + ["[a block of your own](own-block.md)"] * takes_blocks
     return ", ".join(names) + (", or None" if axis.optional else "")
 
 

@@ -29,9 +29,15 @@ WITHOUT_MLP_WIDTH["initializer_range"] = 0.4
 WINDOW, LENGTH = 6, 20
 DECODERS = [name for name, (config_class, _) in blockformer.PRESETS.items() if config_class is BlockformerDecoderConfig]
 # Whatever a model of these presets has that those of Llama and GPT-2 do not, is in the ordinary suite.
-SPECIAL = "gemma2 gemma3_text olmo olmo2 granite cohere2 smollm3 nemotron stablelm falcon bloom phi exaone4".split()
-CALM = ("gpt_neo", "glm4_moe_lite")
-"""Presets in which larger weights make 1e-5 of the logits out of rounding: scores without a scale, latent experts."""
+SPECIAL = (
+    *("gemma2", "gemma3_text", "olmo", "olmo2", "granite", "cohere2", "smollm3", "nemotron", "stablelm", "falcon"),
+    *("bloom", "phi", "exaone4", "qwen3_5_text"),
+)
+CALM = {"gpt_neo": 0.3, "glm4_moe_lite": 0.3, "qwen3_next": 0.1, "qwen3_5_text": 0.1}
+"""Presets in which larger weights make 1e-5 of the logits out of rounding, and the deviation that they have.
+
+Scores without a scale, latent experts, states.
+"""
 CASES = [pytest.param(name, marks=[] if name in SPECIAL else pytest.mark.exhaustive) for name in DECODERS]
 
 
@@ -41,7 +47,7 @@ def model_of(name, **settings):
     inner = {} if config.intermediate_size == 4 * 32 else {"intermediate_size": 48}
     window = {} if config.sliding_window is None else {"sliding_window": WINDOW}
     per_head = {"qk_norm": "per_head", "norm_bias": False} if name == "stablelm" else {}
-    calm = {"initializer_range": 0.3} if name in CALM else {}
+    calm = {"initializer_range": CALM[name]} if name in CALM else {}
     torch.manual_seed(0)
     own = {**WITHOUT_MLP_WIDTH, **inner, **window, **per_head, **calm, **settings}
     model = BlockformerDecoderForCausalLM(blockformer.preset(name, **own)).eval()
@@ -101,8 +107,9 @@ def test_in_bfloat16_a_prepared_model_is_as_near(name, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_the_functions_that_are_compiled_compute_the_next_token(name):
     model = model_of(name)
-    if model.config.kv_lora_rank is not None:  # their steps are not compiled on a CPU
-        with pytest.raises(ValueError, match="latent attention"):
+    keeps_states = "linear_attention" in model.config.layer_types
+    if model.config.kv_lora_rank is not None or keeps_states:  # their steps are not compiled on a CPU
+        with pytest.raises(ValueError, match="layers that keep a state" if keeps_states else "latent attention"):
             model.prepare_for_inference(compile=True)
         return
     ids, mask = left_padded(3, LENGTH)
@@ -169,7 +176,7 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
     changed = [each for each, module in adapted.named_modules() if hasattr(module, "lora_A")]
-    assert len(changed) == 2 * config.num_hidden_layers
+    assert len(changed) == 2 * (config.num_hidden_layers - config.layer_types.count("linear_attention"))
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,7 @@ PARTS = {
     "qwen2_moe": EXPERTS,
     "bert": {"position_type": "relative_key"},
     "roberta": DISTANCES,
+    "qwen3_5_text": {"linear_num_key_heads": 2, "linear_num_value_heads": 2},
     "modernbert": {},
     "deberta-v2": DISTANCES,
     "t5": {},

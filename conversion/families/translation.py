@@ -18,11 +18,12 @@ from typing import Any
 import transformers
 from transformers import PretrainedConfig
 
+from blockformer.declared_fields import axes_of
 from blockformer.files.config_file import NEVER_FOLLOWED
 from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.quantized import FIELDS, REMEDY, without_empty
 from blockformer.files.quiet import quiet
-from blockformer.model.axes import axes, did_you_mean
+from blockformer.model.axes import did_you_mean
 from blockformer.model.configuration_blockformer import check_counts
 from blockformer.model_classes import MODELS
 
@@ -265,13 +266,13 @@ class ConfigTranslation(ABC):
         try:
             with quiet():
                 returned = type(config)(**self._settings_from(official, self.variant_for(config)))
-            again = {name: getattr(returned, name) for name in axes(type(config))}
+            again = {name: getattr(returned, name) for name in axes_of(returned)}
         except ValueError as error:
             if not lines:  # else it follows from them
                 lines[""] = str(error).removeprefix("config.json: ")
             again = self.fixed
         free = NOT_COMPUTED | self.without_effect | (frozenset() if head.writes_text else OF_LANGUAGE_MODELS)
-        for name in axes(type(config)):
+        for name in axes_of(config):
             value = getattr(config, name)
             if again.get(name, value) != value and name not in lines and (name in self.fixed or name not in free):
                 lines[name] = f"{name} must be {again[name]!r}, not {value!r}"

@@ -6,6 +6,7 @@ from .encoder import RELATIVE, SIDE, TOKEN_TYPES, EncoderPositions, Pooler
 from .heads import NOT_PRUNED, PRUNED_HEADS, HeadDim
 from .rotary import Rope, RopeByLayerType, RotaryPart, only_sliding_layers_rotate, part_of
 from .scalars import Factor, Flag, InnerSize, invert_power, roundest
+from .states import StatesByLayer
 from .windows import NoWindow, WindowByLayer, WindowEverywhere
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Rope",
     "RopeByLayerType",
     "RotaryPart",
+    "StatesByLayer",
     "Value",
     "WindowByLayer",
     "WindowEverywhere",

@@ -4,6 +4,7 @@ Only `inspect`, its page and presets ask which field needs which, so that a publ
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     (("num_expert_groups_per_tok", "experts_per_group_score"), "num_expert_groups", ()),
     (("kv_lora_rank", *OF_LATENTS), "kv_lora_rank", ()),
     (axes(LinearFields), "linear_bits", ()),
-    (("sliding_window", "layer_types", "decoder_layer_types"), "sliding_window", ()),
+    (("sliding_window", "decoder_layer_types"), "sliding_window", ()),
     (axes(RelativeBiasFields), "position_type", (*RELATIVE_BIAS, "disentangled")),
     (("relative_bias_per_layer",), "position_type", RELATIVE_BIAS),
     (("rope_parameters", "rope_layers"), "position_type", ("rotary",)),
@@ -41,6 +42,8 @@ def is_idle(name: str, settings: Mapping[str, Any]) -> bool:
         name: the field.
         settings: fields and their values, such as `vars` of a config; fields that are not there are off.
     """
+    if name == "layer_types":
+        return not settings.get("sliding_window") and not has_states(settings)
     return any(
         settings.get(other) not in values if values else not settings.get(other)
         for names, other, values in NEEDS
@@ -48,9 +51,32 @@ def is_idle(name: str, settings: Mapping[str, Any]) -> bool:
     )
 
 
+def has_states(settings: Mapping[str, Any]) -> bool:
+    """Whether settings, in which the layer types may be a function of all, have layers that keep a state."""
+    types = settings.get("layer_types")
+    return not BLOCKS["layer_types"].keys().isdisjoint((types(settings) if callable(types) else types) or ())
+
+
+def _are_ours(is_ours: bool) -> list:
+    folder = Path(axes.__code__.co_filename).parent
+    blocks = (block for known in [*BLOCKS.values()] for block in [*known.values()])
+    return [block for block in blocks if (block.path.parent == folder) is is_ours]
+
+
+def from_outside() -> list:
+    """The registered blocks whose files are not this package's."""
+    return _are_ours(False)
+
+
+def of_the_package() -> list:
+    """Blocks whose files are the package's: parts of the model that only some repos carry."""
+    return _are_ours(True)
+
+
 def own_fields(settings: Mapping[str, Any]) -> dict[str, Axis]:
-    """The fields of the blocks from outside that some settings name."""
-    named = SimpleNamespace(**{axis: settings.get(axis) for axis in BLOCKS})
+    """The fields of the blocks that some settings name, of which some may be functions of all."""
+    values = {axis: settings.get(axis) for axis in BLOCKS}
+    named = SimpleNamespace(**{axis: value(settings) if callable(value) else value for axis, value in values.items()})
     return {name: each for block in blocks_of(named) for name, each in block.fields.items()}
 
 

@@ -2,7 +2,12 @@
 
 from transformers import PreTrainedModel
 
-from .model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
+from .model import (
+    delta_rule,  # noqa: F401 - it enters a layer type
+    modeling_decoder,
+    modeling_encoder,
+    modeling_encoder_decoder,
+)
 from .model.configuration_blockformer import BlockformerConfig
 from .model.configuration_decoder import BlockformerDecoderConfig
 from .model.configuration_encoder import BlockformerEncoderConfig

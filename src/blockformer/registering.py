@@ -37,6 +37,8 @@ _TINY: dict[str, Any] = {
     "num_hidden_layers": 4,  # the first, the last, and two between: a block may tell layers apart
     "num_attention_heads": 2,
 }
+CLOSED = frozenset({"layer_types"})
+"""Axes whose blocks are the package's only."""
 _LOCK = threading.Lock()
 
 
@@ -169,8 +171,9 @@ def _load(path: Path, source: bytes) -> None:
 
 def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
     """Refuse axes that take no blocks, names that are taken, fields that are ours, and a file without a block."""
-    if strange := BLOCKS.keys() - before.keys():
-        known = ", ".join(sorted(before))
+    strange = BLOCKS.keys() - before.keys() | {axis for axis in CLOSED if BLOCKS[axis].keys() - before[axis].keys()}
+    if strange:
+        known = ", ".join(sorted(before.keys() - CLOSED))
         raise ValueError(f"{path}: {min(strange)!r} takes no blocks from outside; the axes that do: {known}.")
     added = [block for block in _registered() if before[block.axis].get(block.value) is not block]
     if not added:

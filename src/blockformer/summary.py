@@ -158,7 +158,7 @@ def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     for name, axis in axes_of(config).items():
         if axis.group in SHOWN and not is_idle(name, vars(config)):
             settings.setdefault(axis.group, {})[name] = getattr(config, name)
-    if config.sliding_window is not None:
+    if not is_idle("layer_types", vars(config)):
         kinds = config.layer_types
         settings["attention"]["layer_types"] = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
     return settings

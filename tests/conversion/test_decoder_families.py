@@ -97,6 +97,12 @@ MULTIPLIERS = {
     "attention_multiplier": 0.2,
     "logits_scaling": 3.0,
 }
+STATE = "linear_attention"
+STATES = {"layer_types": [STATE, FULL], "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16}
+# With larger weights, float32 is farther from float64 than 1e-5, in theirs as in ours.
+STATES |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.1}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+NEXT = {**STATES, **QWEN_EXPERTS, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 40}
 ROWS = [
     Row("phi3"),
     Row("phi3", {"sliding_window": 8, "resid_pdrop": 0.1}, shards=True),
@@ -113,6 +119,12 @@ ROWS = [
     Row("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 40}),
     Row("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 16, "decoder_sparse_step": 2}, shards=True),
     Row("qwen2_moe", QWEN_EXPERTS | SHARED_WINDOW),
+    Row("qwen3_next", NEXT),
+    Row("qwen3_next", NEXT | {"decoder_sparse_step": 2, "norm_topk_prob": False, **TIED}, shards=True),
+    Row("qwen3_next", NEXT | {"layer_types": [FULL, FULL], "mlp_only_layers": [0]}),
+    Row("qwen3_5_text", STATES),
+    Row("qwen3_5_text", STATES | {"layer_types": [FULL, STATE], "linear_conv_kernel_dim": 2, **TIED}, shards=True),
+    Row("qwen3_5_text", STATES | {"linear_num_key_heads": 1, "rope_parameters": MROPE}),
     Row("granitemoe", GRANITE_EXPERTS),
     Row("granitemoe", GRANITE_EXPERTS | {"attention_bias": True, "tie_word_embeddings": True}, shards=True),
     Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 40}),

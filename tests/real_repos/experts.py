@@ -32,6 +32,13 @@ DEEPSEEK_EXPERTS = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
 }
+STATES = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 8,
+}
 DEEPSEEK_YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 16, "type": "yarn"}
 MSCALE = {
     "long_factor": [1.08, 1.11, 1.14, 1.34],
@@ -86,6 +93,23 @@ RECORDS = (
         dtype="bfloat16",
         shards=3,
         generation=turns("<|im_end|>", END, pad=END, version="4.51.0", top_k=20),
+        files={"LICENSE": APACHE},
+        quick=True,
+    ),
+    Record(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "Qwen3NextForCausalLM",
+        llama_config("Qwen3NextForCausalLM", "qwen3_next", **STATES, attention_bias=False, **ends(END, "<|im_end|>"),
+                     decoder_sparse_step=1, full_attention_interval=2, head_dim=16, mlp_only_layers=[],
+                     moe_intermediate_size=24, norm_topk_prob=True, num_experts=4, num_experts_per_tok=2,
+                     output_router_logits=False, partial_rotary_factor=0.25, rms_norm_eps=1e-06, rope_scaling=None,
+                     rope_theta=10000000, router_aux_loss_coef=0.001, shared_expert_intermediate_size=24,
+                     transformers_version="4.57.0.dev0", use_sliding_window=False),
+        qwen_words("<tool_call>", "</tool_call>", "<think>", "</think>"),
+        spelling=(added({"mtp.fc.weight": (32, 64), "mtp.layers.0.mlp.gate.weight": (4, 32)}),),
+        dtype="bfloat16",
+        shards=3,
+        generation=turns("<|im_end|>", END, pad=END, version="4.57.0.dev0", top_k=20),
         files={"LICENSE": APACHE},
         quick=True,
     ),

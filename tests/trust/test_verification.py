@@ -57,6 +57,29 @@ def test_a_repo_as_it_is_written_is_right(name, tmp_path):
     assert found.files.keys() == {path.name for path in (tmp_path / "repo").iterdir()}
 
 
+def test_a_part_that_only_some_configs_need_is_code_of_the_release(tmp_path):
+    kinds = ["linear_attention", "full_attention"]
+    repo = made("qwen3", tmp_path / "repo", layer_types=kinds)
+    found = verify(repo)
+    assert found.is_ok
+    card = (repo / "README.md").read_text()
+    assert "`delta_rule.py`" in card
+    assert "is its author's" not in card
+    assert {"delta_rule.py", "blocks.py", "with_blocks.py"} <= found.files.keys()
+    assert (found.blocks, found.to_read) == ({}, [])
+    # Of another release, in which the file differs, the config is read all the same.
+    edit(repo / "config.json", blocks={"delta_rule.py": 64 * "0"})
+    assert blockformer.BlockformerDecoderConfig.from_pretrained(repo).layer_types == kinds
+    assert blockformer.upgrade(repo).is_ok
+    assert json.loads((repo / "config.json").read_text())["blocks"]["delta_rule.py"] != 64 * "0"
+    (repo / "delta_rule.py").write_text("import os\n")
+    assert "delta_rule.py is not that of release" in verify(repo).problems["code"][0]
+    (repo / "delta_rule.py").unlink()
+    assert verify(repo).problems["code"] == ["delta_rule.py is missing"]
+    edit(repo / "config.json", blocks={"attention.py": 64 * "0"})
+    assert any("blocks must name files of its author's" in problem for problem in verify(repo).problems["code"])
+
+
 def test_weights_of_4_bits_shards_and_a_bare_save_are_right(tmp_path):
     made("qwen3", tmp_path / "low", linear_bits=4, linear_group_size=8)
     assert verify(tmp_path / "low").is_ok

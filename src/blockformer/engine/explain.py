@@ -8,6 +8,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..model.awq_linear import QuantizedLinear
+from ..model.axes import BLOCKS
 from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from . import measure
@@ -184,7 +185,8 @@ def _writing(model) -> list[Part]:
     if _has_static_cache(model):
         return [Part("one more token", "compiled by transformers, in `generate` only")]
     if steps is None:
-        hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
+        has_states = not BLOCKS["layer_types"].keys().isdisjoint(model.config.layer_types)
+        hint = "" if has_states or getattr(model.config, "kv_lora_rank", None) else _COMPILE
         return [Part("one more token", "plain PyTorch", hint)]
     if steps._functions and not any(steps._functions.values()):
         return [Part("one more token", "plain PyTorch", _FAILED)]

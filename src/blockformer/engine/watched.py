@@ -10,7 +10,8 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from transformers import PreTrainedModel
 
-from ..model.axes import BLOCKS, axes
+from ..declared_fields import from_outside
+from ..model.axes import axes
 
 _IS_TRAINING = attrgetter("training")
 _SETTINGS = bool | int | float | str | list | tuple | None
@@ -121,7 +122,7 @@ class Modules:
 
 def unknown_code(module: nn.Module) -> str | None:
     """The first class or function in a module from another package, which may need what a step does not give it."""
-    blocks = tuple(f"{block.cls.__module__}." for known in BLOCKS.values() for block in known.values())
+    blocks = tuple(f"{block.cls.__module__}." for block in from_outside())
     for part in module.modules():
         functions = [] if isinstance(part, PreTrainedModel) else filter(callable, vars(part).values())
         for name in (name for each in (type(part), *functions) for name in _names_of(each)):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
-from .axes import FLAG, SHARED, Part, axis, check_choice, flag
+from .axes import BLOCKS, FLAG, SHARED, Part, axis, check_choice, flag
 from .compat import CACHE
 from .normalization import make_norm
 from .positions import adds_to_scores, rotate
@@ -113,7 +113,7 @@ class AttentionFields(Part):
         None, "an integer above 1", "attention", "tokens that a sliding layer sees; in an encoder, to each side"
     )
     layer_types: list | None = axis(
-        None, "a list", "attention", "full_attention or sliding_attention for each layer; None: sliding with a window"
+        None, "a list", "attention", "full_attention, sliding_attention or linear_attention by layer; None: by window"
     )
     pruned_heads: dict | None = axis(
         None, "a dict, layer -> list of heads", "attention", "query heads that self-attention lacks"
@@ -146,7 +146,7 @@ class AttentionFields(Part):
         if not isinstance(types, list) or len(types) != count:
             raise ValueError(f"layer_types must list one type for each of the {count} layers, not {types!r}.")
         for layer_type in types:
-            check_choice("layer_types", layer_type, LAYER_TYPES)
+            check_choice("layer_types", layer_type, (*LAYER_TYPES, *BLOCKS["layer_types"]))
         slides = "sliding_attention" in types
         if slides and self.sliding_window is None:
             raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set it, in tokens.")

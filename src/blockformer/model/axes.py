@@ -46,8 +46,8 @@ FLAG = (True, False)  # of a field that is a flag or a name: (*FLAG, "fixed")
 # The headings of `blockformer inspect`, in its order.
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
 SHARED = "replicated_with_grad_allreduce"  # in a tensor-parallel plan: whole in each process, gradients added
-# Axis -> value -> a block from outside, which `blocks.py` enters. A repo without any does not have that file.
-BLOCKS: dict[str, dict] = {name: {} for name in "attention_type mlp_type norm_type position_type residual".split()}
+# Axis -> value -> a block, which `blocks.py` enters, most of them from outside. A repo without any lacks that file.
+BLOCKS: dict = {axis: {} for axis in "attention_type layer_types mlp_type norm_type position_type residual".split()}
 _DECLARED: dict[type, dict] = {}  # what `axes` has found of a config class
 
 
@@ -112,7 +112,8 @@ def axes(config_class) -> dict[str, Axis]:
 def blocks_of(config) -> list:
     """The blocks from outside that a config names, one for an axis."""
     named = ((known, getattr(config, axis)) for axis, known in [*BLOCKS.items()])  # another thread may register
-    return [known[value] for known, value in named if isinstance(value, str) and value in known]
+    each = ((known, one) for known, value in named for one in (value if isinstance(value, list) else [value]))
+    return [*dict.fromkeys(known[one] for known, one in each if isinstance(one, str) and one in known)]
 
 
 class Part:

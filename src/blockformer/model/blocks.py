@@ -89,7 +89,7 @@ class Block:
         for name, each in self.fields.items():
             each.check(name, value := settings.pop(name, copy.deepcopy(each.default)))
             setattr(config, name, value)
-        self._check_place(config)
+        getattr(self.cls, "check_config", self._check_place)(config)
         for name, idle in _IDLE.get(self.axis, {}).items():
             if (value := getattr(config, name, None)) not in idle and value not in BLOCKS.get(name, ()):
                 what = f"{self.axis}={self.value!r} is a block from outside, which does not read {name}={value!r}"

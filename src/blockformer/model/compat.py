@@ -98,15 +98,15 @@ def tell_peft(model_type: str) -> None:
 
 
 def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
-    """One causal mask for each of the config's layer types, in the form that the attention backend wants.
+    """One causal mask for each of the config's layer types with keys, in the form that the attention backend wants.
 
     The library finds several sequences of a row by `position_ids` [B, T], so they are None where they are only counted.
     Of the states [B, T, C] it reads shape, dtype and device.
     """
     own = getattr(past_key_values, "self_attention_cache", past_key_values)
-    arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask, CACHE: own}
-    makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_mask}
-    return {kind: makers[kind](**arguments, position_ids=position_ids) for kind in sorted(set(config.layer_types))}
+    given = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask, CACHE: own}
+    make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_mask}
+    return {kind: make[kind](**given, position_ids=position_ids) for kind in sorted(make.keys() & config.layer_types)}
 
 
 def encoder_masks(config, hidden_states, attention_mask, sequences=None) -> dict:

@@ -23,9 +23,7 @@ class FeedForwardFields(Part):
     mlp_type: str | None = axis(None, (), "feed-forward", "a network from outside; None: the one of the other fields")
     gated_mlp: bool = flag(True, "feed-forward", "down(act(gate(x)) * up(x)) instead of down(act(up(x)))")
     hidden_act: str = axis("silu", tuple(ACT2FN), "feed-forward", "activation, a name in transformers' ACT2FN")
-    mlp_bias: bool | str = axis(
-        False, (*FLAG, "down"), "feed-forward", "bias of the projections, or of the last one only"
-    )
+    mlp_bias: bool | str = axis(False, (*FLAG, "down"), "feed-forward", "bias of the projections, or of the last only")
     float32_down_proj: bool = flag(False, "feed-forward", "down projections stay float32 in a float16 model")
     activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
     chunk_size_feed_forward: int = axis(0, "an integer of 0 or more", "use", "tokens it takes at a time; 0 means all")

@@ -146,7 +146,8 @@ class Layer(GradientCheckpointingLayer):
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
         usual = config.parts["attention"].get("latent" if config.kv_lora_rank else config.position_type, Attention)
-        self.self_attn = BLOCKS["attention_type"].get(config.attention_type, usual)(config, layer_idx, is_causal)
+        usual = BLOCKS["attention_type"].get(config.attention_type, usual)
+        self.self_attn = BLOCKS["layer_types"].get(self.layer_type, usual)(config, layer_idx, is_causal)
         self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)

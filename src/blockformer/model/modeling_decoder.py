@@ -13,7 +13,7 @@ from transformers.utils import can_return_tuple, logging
 from .alibi import Alibi  # noqa: F401
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
-from .axes import axis  # noqa: F401
+from .axes import BLOCKS
 from .compat import CACHE, OutputRecorder, is_readable, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
@@ -73,6 +73,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
 
     def __init__(self, config):
         super().__init__(config)
+        self._is_stateful = not BLOCKS["layer_types"].keys().isdisjoint(config.layer_types)
         self.post_init()
 
     @takes_cache
@@ -119,9 +120,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             inputs |= reading_padding(self.config, inputs)
         outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits, loss = self.logits_and_loss(
-            outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
-        )
+        given = (targets, num_items_in_batch, return_logits, label_smoothing)
+        logits, loss = self.logits_and_loss(outputs.last_hidden_state[:, keep], *given)
         output = {name: getattr(outputs, name) for name in (CACHE, "hidden_states", "attentions")}
         output |= {"loss": loss, "logits": logits, "cross_attentions": outputs.cross_attentions or None}
         if not self.config.num_experts:
@@ -193,10 +193,8 @@ class BlockformerDecoderForSequenceClassification(SequenceClassification, Blockf
         last = last_tokens(self.config, ids, mask, given.shape[:2])
         hides = bool((mask[:, -given.shape[1] :].gather(1, last[:, None]) == 0).any())
         if hides and ids is None:
-            logger.warning_once(
-                "padding cannot be found in inputs_embeds: each row is judged by its last place, padding or not. Pad "
-                "embeddings on the left."
-            )
+            what = "padding cannot be found in inputs_embeds: each row is judged by its last place, padding or not"
+            logger.warning_once(f"{what}. Pad embeddings on the left.")
         return hides
 
 

@@ -30,9 +30,7 @@ class PositionFields(Part):
     max_position_embeddings: int = axis(
         2048, "a positive integer", "size", "tokens of context: rows of a learned table, or length in training"
     )
-    position_offset: int = axis(
-        0, "an integer of 0 or more", "positions", "rows of a learned table before position 0, for padding"
-    )
+    position_offset: int = axis(0, "an integer of 0 or more", "positions", "rows of a learned table before position 0")
 
     def check(self):
         """The position type is one of this topology."""

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils import logging
 
 from .attention import with_bias
+from .axes import BLOCKS
 from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Earlier, LayerInputs, StackInputs, layer_class
@@ -237,7 +238,9 @@ class Stack(BlockformerPreTrainedModel):
         if isinstance(mask, dict):
             return mask
         if self.is_causal:
-            return causal_masks(self.config, inputs.hidden_states, mask, inputs.past_key_values, positions)
+            masks = causal_masks(self.config, inputs.hidden_states, mask, inputs.past_key_values, positions)
+            others = BLOCKS["layer_types"].keys() & self.config.layer_types
+            return masks | {kind: BLOCKS["layer_types"][kind].cls.mask_of(inputs) for kind in others}
         sequences = None if mask is not None or positions is None else sequence_numbers(positions)
         return encoder_masks(self.config, inputs.hidden_states, mask, sequences)
 

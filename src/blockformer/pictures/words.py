@@ -115,6 +115,12 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
     return size, tuple(chips)
 
 
+def state_words(module: Any) -> tuple[str, tuple[str, ...]]:
+    """Sizes and specialities of an attention that keeps a state."""
+    size = f"{len(module.heads)} states of {module.key_size} {TIMES} {module.value_size}"
+    return size, ("gated delta rule", f"convolution over {module.window} tokens", "silu gate")
+
+
 def _rotary(config, layer_type: str) -> str:
     rope = config.rope_parameters
     rope = rope if "rope_type" in rope else rope[layer_type]
@@ -152,6 +158,7 @@ def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]
     types = {
         "full_attention": "full attention",
         "sliding_attention": f"window of {config.sliding_window or 0:,} tokens",
+        **dict.fromkeys(BLOCKS["layer_types"], "a state"),
     }
     aspects = [
         [types[kind[0]] for kind in kinds],

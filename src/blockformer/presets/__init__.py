@@ -82,11 +82,11 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
     declared = axes(config_class)
     defaults = {field: each.default for field, each in declared.items()}
     known = {**defaults, **fields, **sizes, **overrides}
-    own = own_fields(known)
-    _check_names(config_class, [name for name in overrides if name not in own])
     for field, value in overrides.items():  # before other settings are computed of them
         if field in declared:
             declared[field].check(field, value)
+    own = own_fields(known)
+    _check_names(config_class, [name for name in overrides if name not in own])
     settings = {**fields, **sizes, **overrides}
     gone = outdated(settings, overrides, defaults)
     known |= {field: defaults[field] for field in gone}

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ..declared_fields import is_idle
+from ..declared_fields import has_states, is_idle
+from ..model.delta_rule import WITHOUT_STATES
 from ..model.positions import adds_to_scores
 
 
@@ -19,6 +20,11 @@ def _has_groups(settings: Mapping[str, Any]) -> bool:
 
 def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
     return not adds_to_scores(settings["position_type"])
+
+
+def _may_keep_states(settings: Mapping[str, Any]) -> bool:
+    is_alone = _has_plain_scores(settings) and not any(settings.get(name) for name in WITHOUT_STATES)
+    return is_alone or not has_states(settings)
 
 
 def _has_latents(settings: Mapping[str, Any]) -> bool:
@@ -37,6 +43,7 @@ FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     **dict.fromkeys(("num_experts", "float32_down_proj", "chunk_size_feed_forward"), _has_our_network),
     **dict.fromkeys(("num_expert_groups", "num_expert_groups_per_tok", "experts_per_group_score"), _has_groups),
     "kv_lora_rank": _has_latents,
+    "layer_types": _may_keep_states,
     **dict.fromkeys(("sliding_window", "attn_logit_softcapping", "attention_sinks"), _has_plain_scores),
     "decoder_norm_placement": _have_one_kind,
     "residual": lambda settings: settings["norm_placement"] == "pre",

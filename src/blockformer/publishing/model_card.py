@@ -13,7 +13,7 @@ from huggingface_hub import ModelCardData
 from transformers import PretrainedConfig
 
 from ..model.release import VERSION
-from .repo_code import ABOUT_THE_FILE, code_files, full_auto_map
+from .repo_code import ABOUT_THE_FILE, MODEL, code_files, full_auto_map
 
 # What a model class is for: the ending of its name -> the Hub's pipeline tag.
 TASKS = {
@@ -90,6 +90,7 @@ def _code_of(config: PretrainedConfig) -> str:
     own = "".join(
         f"\n\n**`{name}` is its author's, not Blockformer's**: read it before you load the repo. SHA-256 `{digest}`."
         for name, digest in (getattr(config, "blocks", None) or {}).items()
+        if not (MODEL / name).exists()
     )
     return (
         own.lstrip()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
+from ..declared_fields import of_the_package
 from ..files.side_file_kinds import same_bytes
 from ..model.axes import blocks_of
 from ..model.release import STAMP
@@ -38,12 +39,15 @@ def full_auto_map(config: PretrainedConfig) -> dict[str, str]:
 
 
 def code_files(config: PretrainedConfig) -> list[Path]:
-    """The modules that a repo of this config's topology needs: its `auto_map`'s and all that they import, however deep.
+    """The modules that a repo of this config needs: its `auto_map`'s and all that they import, however deep.
+
+    Parts that only some configs name come last.
 
     Raises:
         RuntimeError: one of them imports something that a repo does not have.
     """
-    return topology_files(type(config))
+    parts = [block.path for block in of_the_package() if block in blocks_of(config)]
+    return [*topology_files(type(config)), *([MODEL / "blocks.py", *parts] if parts else [])]
 
 
 def topology_files(config_class: type[PretrainedConfig]) -> list[Path]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..declared_fields import of_the_package
 from ..model.release import FORMAT, VERSION
 from ..model_classes import CONFIGS
 from ..publishing.repo_code import EXTRA_CODE, MODEL, topology_files
@@ -37,7 +38,8 @@ class Manifest:
 def installed() -> Manifest:
     """The manifest of the installed package, from its own files."""
     topologies = {each.model_type: [path.name for path in topology_files(each)] for each in CONFIGS.values()}
-    names = {name for each in topologies.values() for name in each} | {"blocks.py"}  # which repos with blocks have
+    names = {name for each in topologies.values() for name in each}
+    names |= {"blocks.py", *(block.file for block in of_the_package())}  # which only some repos have
     paths = {name: MODEL / name for name in names} | EXTRA_CODE
     sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(paths.items())}
     return Manifest(VERSION, FORMAT, sums, topologies)

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from ..declared_fields import of_the_package
 from ..files.atomic import MARK, states_of
 from ..files.config_file import read_config
 from ..files.earlier_names import are_earlier, present_name
@@ -168,7 +169,7 @@ def _block_files(folder: Path, config: BlockformerConfig) -> set[str]:
     blocks = blocks_of(config)
     for block in blocks:
         path = folder / block.file
-        if path.is_file() and path.read_bytes() != block.source:
+        if block not in of_the_package() and path.is_file() and path.read_bytes() != block.source:
             what = f"{path} is not as it is registered, or as config.json names it, and would be replaced"
             raise ConversionError(f"{what}; move it away first, or save the model again with the edited block")
     return {*(block.file for block in blocks), ENTRY, "blocks.py"} if blocks else set()

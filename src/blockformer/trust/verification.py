@@ -17,6 +17,7 @@ from blockformer.conversion.model_tensors import unread_pooler
 from blockformer.conversion.options import check_reading
 from blockformer.conversion.plan import architecture_of, our_config
 
+from ..declared_fields import of_the_package
 from ..files.checkpoint import Checkpoint
 from ..files.errors import CheckpointError, ConversionError, shown
 from ..files.json_files import read_json_value
@@ -205,11 +206,13 @@ def _check_code(folder: Path, names: set[str], config: dict[str, Any], kind: typ
     if number != manifest.format:
         found.add("code", f"config.json says format {shown(number)}, release {version} writes {manifest.format}")
     wanted = list(manifest.topologies[kind.model_type])  # type: ignore[attr-defined]
-    wanted += [WITH_BLOCKS] if config.get("blocks") else []
+    blocks = config.get("blocks") or {}
+    parts = manifest.files.keys() & blocks if isinstance(blocks, dict) else set()  # of the release, for some configs
+    wanted += [WITH_BLOCKS, *sorted(parts)] if blocks else []
     for name in wanted:
         if name not in names:
             found.add("code", f"{name} is missing")
-    own = _check_blocks(folder, names, config.get("blocks"), manifest, kind, found)
+    own = _check_blocks(folder, names, blocks, parts, kind, found)
     for name in code:
         if name in own:
             continue
@@ -220,15 +223,20 @@ def _check_code(folder: Path, names: set[str], config: dict[str, Any], kind: typ
 
 
 def _check_blocks(
-    folder: Path, names: set[str], blocks: Any, manifest: Manifest, kind: Any, found: Verification
+    folder: Path, names: set[str], blocks: Any, parts: set[str], kind: Any, found: Verification
 ) -> set[str]:
-    """The code of a repo with blocks from outside that is not the release's: theirs, and what imports them."""
+    """The code of a repo with blocks that is not the release's: those from outside, and what imports all of them.
+
+    `parts` are the blocks that are files of the release.
+    """
     if not blocks:
         return set()
-    if not (isinstance(blocks, dict) and all(map(BLOCK.fullmatch, blocks)) and not blocks.keys() & manifest.files):
+    others = blocks.keys() - parts if isinstance(blocks, dict) else set()
+    are_parts = parts <= {block.file for block in of_the_package()}
+    if not (isinstance(blocks, dict) and all(map(BLOCK.fullmatch, blocks)) and are_parts):
         found.add("code", f"config.json: blocks must name files of its author's, not {shown(json.dumps(blocks))}")
         return set()
-    for name, wanted in blocks.items():
+    for name, wanted in ((each, blocks[each]) for each in sorted(others)):
         if name not in names:
             found.add("code", f"{name} is missing")
             continue
@@ -242,7 +250,7 @@ def _check_blocks(
         found.add("code", f"{ENTRY} is missing")
     elif found.files[ENTRY] != hashlib.sha256(imports).hexdigest():
         found.add("code", f"{ENTRY} is not as Blockformer writes it, which imports the blocks and the model only")
-    return {ENTRY, *blocks}
+    return {ENTRY, *others}
 
 
 def _place(folder: Path, name: str, manifest: Manifest) -> str:

@@ -1,0 +1,125 @@
+"""Qwen3-Next (Qwen team, 2025) and the text model of Qwen3.5 (2026): three layers of four keep a state.
+
+The fourth has full attention, whose queries and gate lie head by head in one matrix, and turns a quarter of each head.
+Qwen3-Next has experts. Qwen3.5 counts positions along three axes, which are the same for text.
+"""
+
+from transformers import PretrainedConfig
+
+from ..rules.operations import Split
+from ..rules.table import Rule, module_rules
+from ..values import Rope, StatesByLayer
+from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderFamily
+from .fresh import rotary
+from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertsFamily
+
+STRUCTURE = {**LLAMA, "norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
+STATE = "linear_attn"
+SAME = {f"{STATE}.{theirs}": f"self_attn.{ours}" for theirs, ours in {"norm": "norm", "out_proj": "out_proj"}.items()}
+LAYER = {name: ours for name, ours in ATTENTION.items() if name != "self_attn.q_proj"}
+LAYER |= {**MLP, **NORMS, **Q_AND_K_NORM, **SAME}
+PARTS = ("in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z")
+AXES = ("mrope_section", "mrope_interleaved")
+"""Entries of `rope_parameters` that say which channels turn by which of a picture's axes."""
+
+
+def every_fourth(settings: dict) -> list:
+    """The layers of a fresh model, of which the last one has keys, too: these count a text's tokens."""
+    count = settings["num_hidden_layers"]
+    return ["linear_attention" if layer % 4 and layer < count else "full_attention" for layer in range(1, count + 1)]
+
+
+FRESH = {**rotary(10_000_000.0, 0.25), "layer_types": every_fourth}
+
+
+def sizes_of(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Rows of all keys and of all values of a layer with a state, and key heads; without any such layer zeros."""
+    if "linear_attention" not in config.layer_types:
+        return 0, 0, 1
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    return keys, config.linear_num_value_heads * config.linear_value_head_dim, config.linear_num_key_heads
+
+
+def common_rules(config: PretrainedConfig) -> list[Rule]:
+    """The rules of both: queries with their gate, and what a layer with a state holds as it is."""
+    size, heads = config.num_attention_heads * config.head_dim, config.num_attention_heads
+    both = ("self_attn.q_proj.weight", "self_attn.gate_proj.weight")
+    return [
+        Rule("self_attn.q_proj.weight", both, Split(0, (size, size), heads)),
+        *(Rule(f"{STATE}.{name}", f"self_attn.{name}") for name in ("A_log", "dt_bias", "conv1d.weight")),
+    ]
+
+
+def next_rules(config: PretrainedConfig) -> list[Rule]:
+    """Those of Qwen3-Next, whose projections are two matrices, key head by key head."""
+    keys, values, groups = sizes_of(config)
+    steps = getattr(config, "linear_num_value_heads", 0)
+    of_states = Split(0, (keys, keys, values, values), groups)
+    return [
+        *common_rules(config),
+        Rule(f"{STATE}.in_proj_qkvz.weight", tuple(f"self_attn.{name}.weight" for name in PARTS), of_states),
+        Rule(
+            f"{STATE}.in_proj_ba.weight",
+            ("self_attn.in_proj_b.weight", "self_attn.in_proj_a.weight"),
+            Split(0, (steps, steps), groups),
+        ),
+    ]
+
+
+def text_rules(config: PretrainedConfig) -> list[Rule]:
+    """Those of Qwen3.5, whose queries, keys and values are one matrix."""
+    keys, values, _ = sizes_of(config)
+    targets = tuple(f"self_attn.{name}.weight" for name in PARTS[:3])
+    names = ("in_proj_z", "in_proj_b", "in_proj_a")
+    return [
+        *common_rules(config),
+        Rule(f"{STATE}.in_proj_qkv.weight", targets, Split(0, (keys, keys, values))),
+        *module_rules({f"{STATE}.{name}": f"self_attn.{name}" for name in names}),
+    ]
+
+
+class RopeOfText(Rope):
+    """Rotary parameters without the axes of pictures: a text's tokens have the same position on each of them."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        rope = super().read(official)["rope_parameters"]
+        return {"rope_parameters": {name: value for name, value in rope.items() if name not in AXES}}
+
+
+NEXT = ExpertsFamily(
+    "qwen3_next",
+    "Qwen3NextConfig",
+    "Qwen3NextForCausalLM Qwen3NextModel Qwen3NextForSequenceClassification "
+    "Qwen3NextForTokenClassification Qwen3NextForQuestionAnswering",
+    structure={**STRUCTURE, "shared_expert_gate": True},
+    layer=LAYER,
+    rope=Rope(by_part=True),
+    window=StatesByLayer(),
+    fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},
+    fields={
+        **ROUTER_FIELDS,
+        **{name: name for name in ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")},
+    },
+    unsupported={"attention_bias": (None, False)},
+    sparse={**SHARED, "shared_expert_gate": "shared_expert_gate"},
+    computed=(SPARSE_STEP,),
+    more_rules=next_rules,
+    outside=["mtp.*"],
+    reads_whole=False,
+    qa_root="transformer.",
+)
+TEXT = DecoderFamily(
+    "qwen3_5_text",
+    "Qwen3_5TextConfig",
+    "Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification",
+    structure=STRUCTURE,
+    layer=LAYER,
+    rope=RopeOfText(by_part=True),
+    window=StatesByLayer(),
+    fresh=FRESH,
+    unsupported={"attention_bias": (None, False)},
+    more_rules=text_rules,
+    outside=["mtp.*"],
+    reads_whole=False,
+)

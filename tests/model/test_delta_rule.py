@@ -1,0 +1,285 @@
+"""Layers with a state: the rule in chunks is the rule, and nothing but a row's own text reaches its state."""
+
+import copy
+
+import pytest
+import torch
+from pairs import assert_close, assert_gradients_close, token_ids
+from transformers import DynamicCache, Qwen3NextConfig, Qwen3NextForCausalLM, StaticCache
+
+import blockformer
+from blockformer.model.delta_rule import CHUNK, delta_rule_by_chunk, delta_rule_by_token
+
+STATE, FULL = "linear_attention", "full_attention"
+STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "initializer_range": 0.1,
+    "layer_types": [STATE, FULL, STATE],
+}
+QWEN = {"norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
+LENGTH = 150  # more than two chunks
+
+
+def config(**more):
+    return blockformer.BlockformerDecoderConfig(**{**SIZES, **STATES, **QWEN, **more})
+
+
+def model(seed=0, **more):
+    torch.manual_seed(seed)
+    return blockformer.BlockformerDecoderForCausalLM(config(**more)).eval()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A model of transformers', and ours that was converted from it."""
+    torch.manual_seed(0)
+    settings = {**SIZES, **STATES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    theirs = Qwen3NextForCausalLM(Qwen3NextConfig(**settings, mlp_only_layers=[1], pad_token_id=0)).eval()
+    folder = tmp_path_factory.mktemp("official")
+    theirs.save_pretrained(folder)
+    return blockformer.from_official(folder), theirs
+
+
+def given(length, rows=2, heads=3, keys=8, values=5, seed=0):
+    """Unit queries and keys, values, decays and steps of random tokens, and a state, in float64."""
+    source = torch.Generator().manual_seed(seed)
+    query, key = torch.randn(2, rows, heads, length, keys, dtype=torch.float64, generator=source)
+    value = torch.randn(rows, heads, length, values, dtype=torch.float64, generator=source)
+    decay, step = torch.rand(2, rows, heads, length, dtype=torch.float64, generator=source)
+    state = torch.randn(rows, heads, keys, values, dtype=torch.float64, generator=source)
+    return (
+        torch.nn.functional.normalize(query, dim=-1),
+        torch.nn.functional.normalize(key, dim=-1),
+        value,
+        -decay,
+        step,
+        state,
+    )
+
+
+@pytest.mark.parametrize("length", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, LENGTH])
+def test_chunks_give_outputs_state_and_gradients_of_the_definition(length):
+    results = []
+    for rule in (delta_rule_by_token, delta_rule_by_chunk):
+        inputs = [each.clone().requires_grad_() for each in given(length)]
+        output, state = rule(*inputs)
+        (output.square().sum() + state.square().sum()).backward()
+        results.append([output, state, *(each.grad for each in inputs)])
+    assert_close(results[1], results[0], tolerance=1e-11)
+
+
+def test_sequences_of_a_row_do_not_see_each_other():
+    inputs, lengths = given(LENGTH, rows=1), (70, 1, 9, 70)
+    numbers = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(lengths))[None]
+    output, state = delta_rule_by_chunk(*inputs, numbers)
+    parts, start = [], 0
+    for number, length in enumerate(lengths):
+        tokens = [each[:, :, start : start + length] for each in inputs[:5]]
+        part, last = delta_rule_by_token(*tokens, inputs[5] if number == 0 else torch.zeros_like(inputs[5]))
+        parts.append(part)
+        start += length
+    assert_close(output, torch.cat(parts, dim=2), tolerance=1e-11)
+    assert_close(state, last, tolerance=1e-11)
+
+
+def test_a_strong_decay_and_long_texts_stay_finite():
+    query, key, value, _, step, state = (each.float() for each in given(4 * CHUNK))
+    for decay in (0.0, -30.0, -1e4):
+        output, last = delta_rule_by_chunk(query, key, value, torch.full_like(step, decay), step, state)
+        wanted, end = delta_rule_by_token(query, key, value, torch.full_like(step, decay), step, state)
+        assert_close([output, last], [wanted, end])
+
+
+@torch.no_grad()
+def test_numbers_and_text_are_those_of_transformers(pair):
+    ours, theirs = pair
+    ids = token_ids(3, LENGTH, vocab=97)
+    assert_close(ours(ids).logits, theirs(ids).logits)
+    mask = torch.ones_like(ids)
+    mask[0, :40] = mask[1, :1] = 0
+    named = {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    assert_close(ours(ids, **named).logits[mask.bool()], theirs(ids, **named).logits[mask.bool()])
+    for more in ({}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {"cache_implementation": "static"}):
+        job = {"attention_mask": mask[:, :60], "max_new_tokens": 12, "do_sample": False, "eos_token_id": None, **more}
+        assert torch.equal(ours.generate(ids[:, :60], **job), theirs.generate(ids[:, :60], **job)), more
+
+
+@torch.no_grad()
+def test_padding_on_the_left_changes_nothing():
+    a_model = model()
+    ids = token_ids(2, LENGTH, vocab=97)
+    for gap in (1, 3, CHUNK, CHUNK + 9):
+        mask = torch.ones_like(ids)
+        mask[0, :gap] = 0
+        padded = a_model(ids, attention_mask=mask).logits
+        assert_close(padded[:1, gap:], a_model(ids[:1, gap:]).logits)
+        assert_close(padded[1:], a_model(ids[1:]).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("split", [[1] * 9, [2, 1, 1, 5], [CHUNK + 3, 1, 2, 4, CHUNK, 1], [3, LENGTH - 3]])
+@pytest.mark.parametrize("pads", [False, True])
+def test_texts_come_in_any_parts(split, pads):
+    a_model, length = model(), sum(split)
+    ids, mask = token_ids(2, length, vocab=97), torch.ones(2, length, dtype=torch.long)
+    mask[0, : 2 * pads] = 0
+    whole = a_model(ids, attention_mask=mask).logits
+    cache, parts, end = None, [], 0
+    for part in ids.split(split, dim=1):
+        end += part.shape[1]
+        output = a_model(part, attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        parts.append(output.logits)
+    assert_close(torch.cat(parts, dim=1)[mask.bool()], whole[mask.bool()])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["position_ids", "cu_seq_lens_q"])
+def test_packed_texts_are_as_each_by_itself(way):
+    a_model, lengths = model(), (70, 1, 2, 77)
+    ids = token_ids(1, LENGTH, vocab=97)
+    alone = torch.cat([a_model(part).logits for part in ids.split(lengths, dim=1)], dim=1)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    packed = a_model(ids, use_cache=False, **{way: {"position_ids": positions, "cu_seq_lens_q": starts}[way]}).logits
+    assert_close(packed, alone)
+
+
+def test_padding_and_packed_texts_learn_nothing_of_each_other():
+    a_model = model()
+    ids = token_ids(1, 12, vocab=97)
+    embeds = a_model.get_input_embeddings()(ids).detach().requires_grad_()
+    positions = torch.cat((torch.arange(7), torch.arange(5)))[None]
+    a_model(inputs_embeds=embeds, position_ids=positions, use_cache=False).logits[:, 7:].sum().backward()
+    gradient = embeds.grad.abs()
+    assert gradient[:, :7].max() < 1e-6 * gradient[:, 7:].max()  # the sum of their decays, which cancels
+
+
+def test_a_model_learns_the_same_in_one_piece_and_by_checkpointing():
+    a_model = model().train()
+    ids = token_ids(2, 80, vocab=97)
+
+    def gradients():
+        a_model.zero_grad()
+        a_model(ids, labels=ids).loss.backward()
+        return {name: each.grad.clone() for name, each in a_model.named_parameters()}
+
+    plain = gradients()
+    a_model.gradient_checkpointing_enable()
+    assert_gradients_close(gradients(), plain)
+    assert all(each.any() for each in plain.values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_overflow(dtype):
+    a_model = model(initializer_range=1.0)
+    ids = token_ids(2, LENGTH, vocab=97)
+    exact, narrow = a_model.double(), copy.deepcopy(a_model).to(dtype)
+    found, wanted = narrow(ids, use_cache=True), exact(ids).logits
+    assert torch.isfinite(found.logits).all()
+    state = found.past_key_values.layers[0].recurrent_states
+    assert (state[0] if isinstance(state, dict) else state).isfinite().all()
+    theirs = (found.logits.double() - wanted).abs().mean() / wanted.abs().mean()
+    assert theirs < (0.2 if dtype is torch.float16 else 0.8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.isfinite(model()(ids).logits).all()
+
+
+def test_a_fresh_model_has_decays_of_every_rate():
+    layers = model().model.layers
+    rates = layers[0].self_attn.A_log.exp()
+    assert rates.min() > 0
+    assert rates.max() <= 16
+    assert len(rates.unique()) == len(rates)
+    assert torch.equal(layers[0].self_attn.dt_bias, torch.ones_like(rates))
+    assert type(layers[0].self_attn).__name__ == "GatedDeltaRule"
+    assert type(layers[1].self_attn).__name__ == "Attention"
+
+
+@torch.no_grad()
+def test_caches_that_do_not_fit_are_refused():
+    a_model, ids = model(), token_ids(2, 6, vocab=97)
+    cache = a_model(ids, use_cache=True).past_key_values
+    with pytest.raises(
+        ValueError, match="past_key_values holds 2 rows, the input has 1: use a cache of the same batch"
+    ):
+        a_model(ids[:1], past_key_values=cache)
+    with pytest.raises(
+        ValueError, match=r"\(DynamicCache\) keeps no state for layer 0: make it by DynamicCache\(config"
+    ):
+        a_model(ids, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match="head_mask is not supported with layer_types of 'linear_attention'"):
+        a_model(ids, head_mask=torch.ones(3, 2))
+    room = StaticCache(config=a_model.config, max_cache_len=8)
+    assert_close(a_model(ids, past_key_values=room).logits, a_model(ids).logits)
+
+
+@torch.no_grad()
+def test_what_would_crop_a_state_is_refused():
+    a_model, ids = model(), token_ids(1, 8, vocab=97)
+    for draft in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": model(1)}, {"assistant_early_exit": 1}):
+        with pytest.raises(ValueError, match="not supported with stateful models"):
+            a_model.generate(ids, max_new_tokens=3, **draft)
+    cache = DynamicCache(config=a_model.config)
+    if hasattr(cache, "activate_past_recording"):
+        cache.activate_past_recording()
+        with pytest.raises(ValueError, match="past_key_values is to be cropped, and no state can be taken back"):
+            a_model(ids, past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": [STATE] * 3}, "add a layer of 'full_attention', whose keys count"),
+        (
+            {"layer_types": [STATE, FULL, "sliding_attention"], "sliding_window": 4},
+            "not supported with sliding_window=4",
+        ),
+        (
+            {"linear_num_value_heads": 3},
+            r"linear_num_value_heads \(3\) is not a multiple of linear_num_key_heads \(2\)",
+        ),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim must be a positive integer, not 0"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be an integer above 1, not 1"),
+        ({"bidirectional": True}, "not supported with bidirectional=True: leave bidirectional out"),
+        ({"add_cross_attention": True}, "not supported with add_cross_attention=True"),
+        ({"position_type": "alibi"}, "not supported with position_type='alibi': use 'rotary'"),
+        ({"layer_types": [FULL] * 3}, "has no field 'linear_num_key_heads'"),
+    ],
+)
+def test_configs_that_cannot_be(fields, message):
+    with pytest.raises(ValueError, match=message):
+        config(**fields)
+
+
+def test_a_misspelt_layer_type_is_told():
+    with pytest.raises(ValueError, match="Did you mean 'linear_attention'"):
+        blockformer.BlockformerDecoderConfig(num_hidden_layers=2, layer_types=["linear_atention", FULL])
+
+
+def test_only_decoders_keep_states():
+    with pytest.raises(ValueError, match="which needs a decoder"):
+        blockformer.BlockformerEncoderConfig(num_hidden_layers=2, layer_types=[STATE, FULL])
+
+
+def test_prepared_models_leave_such_layers_as_they_are():
+    a_model = model()
+    ids = token_ids(2, 20, vocab=97)
+    wanted = a_model(ids).logits.detach()
+    text = a_model.generate(ids, max_new_tokens=6, do_sample=False)
+    assert "compile=True" not in str(blockformer.explain(a_model))
+    with pytest.raises(ValueError, match="layers that keep a state"):
+        a_model.prepare_for_inference(compile=True)
+    prepared = a_model.prepare_for_inference()
+    assert_close(prepared(ids).logits, wanted)
+    assert torch.equal(prepared.generate(ids, max_new_tokens=6, do_sample=False), text)
+    kinds = [type(layer).__name__ for layer in prepared(ids, use_cache=True).past_key_values.layers]
+    assert kinds == ["LinearAttentionLayer", "GrowingLayer", "LinearAttentionLayer"]
