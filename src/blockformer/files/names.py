@@ -87,7 +87,7 @@ PEFT = "base_model.model."
 """What PEFT puts before all names."""
 PARALLEL = "module"
 """The same, at the beginning of all names."""
-PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
 
 

@@ -1,0 +1,349 @@
+"""From the names in a file to those of the released layout: what is wrong on the way, and the groups that put it right.
+
+Every step that the tensors determine is taken. One that they do not determine is a finding whose remedy names the
+option that says it.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from blockformer.conversion.plan import Plan
+from blockformer.conversion.remedies import plan_official
+from blockformer.conversion.rules.groups import Group, Target
+from blockformer.conversion.rules.operations import Identity
+from blockformer.files.errors import ConversionError, MisfitError, listed, shown
+from blockformer.files.quiet import quiet
+from blockformer.files.quantized import FIELDS, check_plain
+from blockformer.files.safetensors_io import TensorInfo
+
+from .any_checkpoint import AnyCheckpoint, Changed
+from .finding import ERROR, NOTE, WARNING, Finding
+from .fused import renamed, split_joined
+from .kin import all_known_beginnings, kin
+from .layouts import Layouts, layouts_of
+from .lora import merged
+from .options import Options
+from .prefixes import Unwrapped, unwrapped
+from .renames import asked_renames, suggestions, with_renames
+from .weight_files import ADAPTER
+
+TRIES = 4
+"""Changes of `config.json` that are made one after the other."""
+
+
+@dataclass
+class Examination:
+    """A checkpoint, and what would make a whole one in the released layout of it.
+
+    Attributes:
+        checkpoint: as it is.
+        config: the `config.json` that is written.
+        groups: what makes the tensors that are written.
+        layouts: of the model; None where its config is unknown.
+        plan: of its conversion as it would be written; None where it does not convert.
+        findings, changes: see `Diagnosis`.
+        is_whole: whether what would be written is a whole checkpoint.
+    """
+
+    checkpoint: AnyCheckpoint
+    config: dict[str, Any]
+    groups: list[Group] = field(default_factory=list)
+    layouts: Layouts | None = None
+    plan: Plan | None = None
+    findings: list[Finding] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    is_whole: bool = False
+
+    @property
+    def written(self) -> Changed:
+        """The checkpoint as it would be written."""
+        return Changed(self.checkpoint, self.groups, self.config)
+
+
+def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
+    """Examine names, shapes and settings; no numbers are read, except where a family's variant depends on them."""
+    found = Examination(checkpoint, {**checkpoint.config, **options.settings})
+    names = with_renames(checkpoint.tensors, asked_renames(options.renames))
+    for name in options.dropped:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            raise ConversionError(f"--drop {name}: there is no such tensor{f'; did you mean {near[0]}?' if near else ''}")
+        names.pop(name)
+    _note_what_is_asked(found, options)
+    if not names or checkpoint.kind == ADAPTER:
+        return found
+    _drop_stale_quantization(found)
+    if not _has_family(found, names, options):
+        return found
+    for _ in range(TRIES):
+        findings, changes, fits = _names_and_shapes(found, names, options)
+        if not fits:
+            break
+        before = {name: found.config.get(name) for name in fits}
+        found.config |= fits
+        found.findings.append(_of_fits(before, fits))
+        found.changes += [f"config.json: {name} set to {json.dumps(value)}" for name, value in fits.items()]
+    found.findings += findings
+    found.changes += changes
+    return found
+
+
+def _note_what_is_asked(found: Examination, options: Options) -> None:
+    """What the user says is wrong, as a finding each."""
+    asked = [
+        *(f"config.json: {name} set to {json.dumps(each)}" for name, each in options.settings.items()),
+        *(f"{each.partition('=')[0]!r} renamed to {each.partition('=')[2]!r}" for each in options.renames),
+        *(f"{shown(name)} left out" for name in options.dropped),
+    ]
+    found.changes += asked
+    found.findings += [Finding("asked", WARNING, each, "as you said", True) for each in asked]
+
+
+def _of_fits(before: Mapping[str, Any], fits: Mapping[str, Any]) -> Finding:
+    def words(entries: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name} is {json.dumps(value)}" for name, value in entries.items())
+
+    said = f"config.json: {words(before)}, and the tensors only fit if {words(fits)}"
+    return Finding("config", ERROR, said, f"write {json.dumps(dict(fits))[1:-1]}", True, tuple(fits))
+
+
+def _drop_stale_quantization(found: Examination) -> None:
+    try:
+        check_plain(found.config, found.checkpoint.tensors)
+    except ConversionError as error:
+        entry = next(name for name in FIELDS if found.config.get(name))
+        said = str(error).partition("\n")[0].rstrip(":")
+        found.findings.append(Finding("quantization", ERROR, said, f"remove {entry}", True, (entry,)))
+        del found.config[entry]
+        found.changes.append(f"config.json: {entry} removed")
+
+
+def _has_family(found: Examination, names: Mapping[str, str], options: Options) -> bool:
+    """Whether a config says what the model is; if not, the families that it may be of are a finding."""
+    if found.config.get("model_type") or options.family:
+        return True
+    plain = unwrapped([*names], all_known_beginnings())
+    fitting = [name for name, _ in kin([*plain.names])]
+    found.findings += plain.findings
+    missing = "config.json is missing" if not found.config else "config.json: model_type is missing"
+    if not fitting:
+        said, fix = f"{missing}, and the tensors have the names of no known family", "name it with --family"
+    elif fitting[1:]:
+        said = f"{missing}, and the tensors have the names of {', '.join(fitting[:8])}"
+        fix = "put the config.json of the model it was made of there, or name that model with --against"
+    else:
+        said = f"{missing}, and the tensors have the names of {fitting[0]}"
+        fix = "put the config.json of the model it was made of there, or name that model with --against"
+    found.findings.append(Finding("config", ERROR, said, fix, names=tuple(fitting)))
+    return False
+
+
+def _names_and_shapes(
+    found: Examination, names: Mapping[str, str], options: Options
+) -> tuple[list[Finding], list[str], dict[str, Any]]:
+    """Plan with the config as it is now: findings, changes, and entries of the config that fit better."""
+    checkpoint, entries = found.checkpoint, found.config
+    try:
+        with quiet():
+            layouts = _layouts(found, names, options)
+    except ConversionError as error:
+        return [_of_error(error)], [], {}
+    found.layouts = layouts
+    plain = unwrapped([*names], layouts.known)
+    own = {name: names[old] for name, old in plain.names.items()}
+    headers: dict[str, TensorInfo] = {name: checkpoint.tensors[old] for name, old in own.items()}
+    findings, changes = list(plain.findings), list(plain.changes)
+    groups = [_copy(name, header) for name, header in headers.items() if name in layouts.released]
+    elsewhere = {name: each for name, each in headers.items() if name in layouts.known and name not in layouts.released}
+    try:
+        moved = layouts.groups_to_released(elsewhere)
+    except ConversionError as error:
+        findings.append(Finding("layout", ERROR, f"names of another layout that do not belong together: {error}"))
+        moved = []
+    filled = {target.name for group in groups for target in group.targets}
+    moved = [group for group in moved if not filled & {target.name for target in group.targets}]
+    read = {name for group in moved for name in group.sources}
+    if moved:
+        findings.append(_of_layout(moved, layouts))
+        changes.append(f"{len(read)} tensors written in the released layout, {_example(moved)}")
+    groups += moved
+    filled = {target.name for group in groups for target in group.targets}
+    unknown = {name: each for name, each in headers.items() if name not in layouts.released and name not in read}
+    missing = {
+        name: shape for name, shape in layouts.released.items() if name not in filled and name not in layouts.optional
+    }
+    heads = getattr(layouts.config, "num_key_value_heads", None)
+    joined = split_joined(unknown, missing, heads, options.qkv, options.gate_up)
+    findings += joined.findings
+    groups += joined.groups
+    changes += [f"{len(joined.groups)} joined matrices split"] if joined.groups else []
+    unknown = {name: each for name, each in unknown.items() if name not in joined.joined}
+    missing = {name: shape for name, shape in missing.items() if name not in joined.filled}
+    groups = renamed(groups, own)
+    groups, of_lora, of_merge = merged(groups, plain.lora, names, checkpoint, options)
+    findings += of_lora
+    changes += of_merge
+    kept = renamed([_copy(name, header) for name, header in unknown.items()], own)
+    found.groups = _cast([*groups, *kept], options.dtype)
+    if options.dtype is not None:
+        changes.append(f"cast to {options.dtype}")
+        found.config[_dtype_entry(entries)] = options.dtype
+    ties = missing_ties(layouts, {*filled, *joined.filled})
+    missing |= ties
+    fits = _check(found, options, layouts, findings, unknown, missing, plain)
+    return findings, changes, fits
+
+
+def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> Layouts:
+    """The layouts; where `architectures` names a class that is none, those of the class that the tensors show."""
+    checkpoint, entries = found.checkpoint, found.config
+    known = unwrapped([*names], all_names(entries, options.family))
+    todays = [*known.names]
+
+    def read(name: str) -> torch.Tensor:
+        return checkpoint.read(names[known.names[name]])
+
+    try:
+        layouts = layouts_of(entries, todays, read, options.family)
+    except ConversionError as error:
+        if not entries.get("architectures") or "architectures" not in str(error):
+            raise
+        without = {name: value for name, value in entries.items() if name != "architectures"}
+        layouts = layouts_of(without, todays, read, options.family)
+        if layouts.variant is None or "tie_word_embeddings" in str(error):
+            raise error from None
+    head = layouts.variant.head if layouts.variant is not None else None
+    if head is not None and entries.get("architectures") not in (None, [], [head]):
+        said = f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors are those of {head}"
+        found.findings.append(Finding("architectures", WARNING, said, f'write "architectures": ["{head}"]', True))
+        found.changes.append(f"config.json: architectures set to ["{head}"]")
+        found.config["architectures"] = [head]
+    return layouts
+
+
+def all_names(entries: Mapping[str, Any], family: str | None) -> set[str]:
+    """The names that a model of this config has with its usual head, to find prefixes by."""
+    try:
+        usual = {name: value for name, value in entries.items() if name != "architectures"}
+        return layouts_of(usual, [], lambda name: torch.empty(0), family).known
+    except ConversionError:
+        return set()
+
+
+def missing_ties(layouts: Layouts, filled: set[str]) -> dict[str, tuple[int, ...]]:
+    """Tied tensors of which no one is there."""
+    return {
+        source: layouts.released[source]
+        for name, source in layouts.tied.items()
+        if not {name, source} & filled and source in layouts.released
+    }
+
+
+def _check(
+    found: Examination,
+    options: Options,
+    layouts: Layouts,
+    findings: list[Finding],
+    unknown: Mapping[str, TensorInfo],
+    missing: Mapping[str, tuple[int, ...]],
+    plain: Unwrapped,
+) -> dict[str, Any]:
+    """Plan the conversion of what would be written. Returns entries of the config with which it fits."""
+    if layouts.family is None:
+        misfits = _wrong_shapes(found.groups, layouts.released)
+        found.is_whole = not (unknown or missing or misfits)
+        findings += [*_of_names(unknown, missing, plain), *misfits]
+        return {}
+    reason: ConversionError | None = None
+    try:
+        with quiet():
+            found.plan = plan_official(found.written, options.family, None)
+        found.is_whole = True
+    except MisfitError as error:
+        if error.fits:
+            return error.fits
+        reason = error
+    except ConversionError as error:
+        reason = error
+    if found.plan is None:
+        of_names = [*_of_names(unknown, missing, plain), *_wrong_shapes(found.groups, layouts.released)]
+        findings += of_names
+        is_told = of_names or any(each.severity == ERROR and not each.is_mended for each in findings)
+        findings += [] if is_told or reason is None else [_of_error(reason)]
+    elif unknown:
+        said = f"{len(unknown)} tensors are not part of the model and can stay ({shown(next(iter(unknown)))})"
+        findings.append(Finding("unused", NOTE, said, names=tuple(unknown)[:3]))
+    return {}
+
+
+def _of_names(
+    unknown: Mapping[str, TensorInfo], missing: Mapping[str, tuple[int, ...]], plain: Unwrapped
+) -> list[Finding]:
+    findings = suggestions(unknown, missing)
+    named = {name for each in findings for name in each.names}
+    unknown = {name: info for name, info in unknown.items() if name not in named}
+    if missing:
+        said = f"{len(missing)} tensors of the model are missing:{listed(map(shown, missing), 6)}"
+        fix = "transformers would draw them at random, without an error: save the whole model again, or copy the rest of it"
+        findings.append(Finding("missing", ERROR, said, fix, names=tuple(missing)))
+    if unknown:
+        said = f"{len(unknown)} tensors are not part of the model:{listed(map(shown, unknown), 6)}"
+        fix = "if they can go: --drop NAME; if they have other names in the model: --rename OLD=NEW"
+        findings.append(Finding("unknown", ERROR, said, fix, names=tuple(unknown)))
+    return findings
+
+
+def _wrong_shapes(groups: list[Group], released: Mapping[str, tuple[int, ...]]) -> list[Finding]:
+    targets = [target for group in groups for target in group.targets]
+    wrong = [each for each in targets if tuple(released.get(each.name, each.shape)) != tuple(each.shape)]
+    if not wrong:
+        return []
+    lines = (f"{shown(each.name)} is {list(each.shape)}, not {list(released[each.name])}" for each in wrong)
+    said = f"{len(wrong)} tensors have shapes that config.json contradicts:{listed(lines, 6)}"
+    return [Finding("shapes", ERROR, said, "correct config.json: --set NAME=VALUE", names=tuple(t.name for t in wrong))]
+
+
+def _of_layout(moved: list[Group], layouts: Layouts) -> Finding:
+    inner = sum(len(group.sources) for group in moved)
+    is_stacked = any(len(group.targets) > len(group.sources) for group in moved)
+    what = "joined, as a model in memory has them" if is_stacked else "named as in another layout"
+    said = f"{inner} tensors are {what}; the released layout has {_example(moved)}"
+    fix = "only newer releases of transformers read them; --mend writes the released layout"
+    return Finding("layout", WARNING, said, fix, True, tuple(moved[0].sources[:3]))
+
+
+def _example(groups: list[Group]) -> str:
+    group = max(groups, key=lambda each: len(each.targets) + len(each.sources))
+    return f"{shown(group.targets[0].name)} for {shown(group.sources[0])}"
+
+
+def _of_error(error: ConversionError) -> Finding:
+    """A refusal of conversion, which names the fix itself."""
+    kind = "config" if str(error).startswith("config.json") else "tensors"
+    return Finding(kind, ERROR, str(error))
+
+
+def _copy(name: str, header: TensorInfo) -> Group:
+    return Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
+
+
+def _cast(groups: list[Group], dtype: str | None) -> list[Group]:
+    if dtype is None:
+        return groups
+    kind = getattr(torch, dtype)
+
+    def target(each: Target) -> Target:
+        return Target(each.name, kind, each.shape) if each.dtype.is_floating_point else each
+
+    return [Group(group.sources, tuple(map(target, group.targets)), group.op) for group in groups]
+
+
+def _dtype_entry(entries: Mapping[str, Any]) -> str:
+    return "torch_dtype" if "torch_dtype" in entries and "dtype" not in entries else "dtype"
+
+
