@@ -2,6 +2,7 @@
 
 from .diagnosing import diagnose
 from .finding import Diagnosis, Finding
+from .mending import mend
 from .options import Options
 
-__all__ = ["Diagnosis", "Finding", "Options", "diagnose"]
+__all__ = ["Diagnosis", "Finding", "Options", "diagnose", "mend"]

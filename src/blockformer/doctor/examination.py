@@ -221,7 +221,7 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
     if head is not None and entries.get("architectures") not in (None, [], [head]):
         said = f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors are those of {head}"
         found.findings.append(Finding("architectures", WARNING, said, f'write "architectures": ["{head}"]', True))
-        found.changes.append(f"config.json: architectures set to ["{head}"]")
+        found.changes.append(f'config.json: architectures set to ["{head}"]')
         found.config["architectures"] = [head]
     return layouts
 
