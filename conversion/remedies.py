@@ -17,7 +17,6 @@ from .families.registry import family_by_name, family_of
 from .guessing import missing_type
 from .plan import Plan, plan_in
 
-
 HEADS = ("num_key_value_heads", "head_dim", "num_attention_heads", "d_kv")
 """Entries of `config.json` that are lengths of tensors only as factors."""
 

@@ -286,9 +286,7 @@ def doctor(
     ] = None,
     gate_up: Annotated[
         str | None,
-        typer.Option(
-            metavar="ORDER", help="Rows of joined projections: gate-first or up-first.", show_default=False
-        ),
+        typer.Option(metavar="ORDER", help="Rows of joined projections: gate-first or up-first.", show_default=False),
     ] = None,
     lora_scale: Annotated[
         float | None,

@@ -34,7 +34,7 @@ def run_doctor(
         if target is None:
             found = diagnose(source, against, options=options, quick=quick, progress=report_progress, **reading)
         else:
-            how = {"force": force, "max_shard_size": max_shard_size, "progress": report_progress}
+            how: dict[str, Any] = {"force": force, "max_shard_size": max_shard_size, "progress": report_progress}
             found = mend(source, target, against, options=options, **how, **reading)
     if as_json:
         print(json.dumps(found.as_json(), indent=1))

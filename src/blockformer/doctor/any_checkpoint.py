@@ -36,7 +36,7 @@ class AnyCheckpoint(Checkpoint):
     Attributes:
         findings: what is wrong with the files.
         kind: how the weights are stored, in words.
-        adapter: the content of `adapter_config.json` where the weights are an adapter's, {} if there is none; else None.
+        adapter: the content of `adapter_config.json` where the weights are an adapter's; else None.
         file: the file, if it is one; then `folder` is the one that it lies in.
 
     Raises:
@@ -45,7 +45,8 @@ class AnyCheckpoint(Checkpoint):
 
     def __init__(self, source: str | PathLike[str], config: Mapping[str, Any] | None = None):
         self.findings: list[Finding] = []
-        self.kind, self.adapter = "", None
+        self.kind = ""
+        self.adapter: dict[str, Any] | None = None
         self._given = config
         self._pieces: dict[str, Pieced] = {}
         path = Path(source)
@@ -75,7 +76,7 @@ class AnyCheckpoint(Checkpoint):
                 Finding(
                     "key",
                     WARNING,
-                    f"the tensors lie under the key {shown(self.wrapper)} of a pickled file, where no model class looks",
+                    f"the tensors lie under the key {shown(self.wrapper)} of a pickled file, where no class looks",
                     "save only them: --mend writes them as safetensors",
                     is_mended=True,
                 )

@@ -17,7 +17,7 @@ from blockformer.files.tokenizer_bounds import MOST_BYTES
 
 from .finding import ERROR, NOTE, WARNING, Finding
 
-IN_TEMPLATE = re.compile(r"<\|[A-Za-z0-9_]{1,40}\|>|<(?:start|end)_of_turn>|<[｜|][^<>\s]{1,40}[｜|]>")
+IN_TEMPLATE = re.compile("<\\|[A-Za-z0-9_]{1,40}\\|>|<(?:start|end)_of_turn>|<[\uff5c|][^<>\\s]{1,40}[\uff5c|]>")
 """What a chat template writes that must be one token."""
 OF_ANOTHER = 0.5
 """The share of the embeddings' rows below which a tokenizer must be another model's."""
@@ -153,7 +153,7 @@ def _of_template(folder: Path, tokens: Mapping[str, int], settings: Mapping[str,
     unknown = sorted(wanted - {*tokens})
     if not unknown:
         return []
-    said = f"the chat template writes {', '.join(map(shown, unknown[:4]))}, which this tokenizer does not have as one token"
+    said = f"the chat template writes {', '.join(map(shown, unknown[:4]))}, and this tokenizer has no such tokens"
     fix = "it is another model's template: copy the one that belongs to the tokenizer, or add the tokens and train them"
     return [Finding("template", WARNING, said, fix, names=tuple(unknown[:4]))]
 

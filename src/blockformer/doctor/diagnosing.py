@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from blockformer.files.progress import Progress, silent
 from blockformer.files.sizes import format_size
 from blockformer.files.sources import locate
 
+from .adapters import WithAdapter, scale_of
 from .any_checkpoint import AnyCheckpoint
 from .around import around_weights, moved_tokens
 from .examination import Examination, examine
 from .finding import ERROR, WARNING, Diagnosis, Finding
 from .numbers import of_dtypes, of_numbers, of_ties, rows_of
 from .options import Options
+from .weight_files import ADAPTER
 
 SAID_ELSEWHERE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
 """Entries of `config.json` that describe the file, and not the model."""
@@ -62,11 +65,14 @@ def examined(
     """The examination of a checkpoint, and the other checkpoint, both open."""
     other = None if against is None else AnyCheckpoint(_place(against))
     checkpoint = AnyCheckpoint(_place(source, **reading))
-    if not checkpoint.config and other is not None and other.config:
+    if not checkpoint.config and checkpoint.adapter is None and other is not None and other.config:
         checkpoint.config = dict(other.config)
         checkpoint.findings = [each for each in checkpoint.findings if each.kind != "config"]
         said = "config.json is missing: that of the other checkpoint is taken"
         checkpoint.findings.append(Finding("config", WARNING, said, "copy it", True))
+    if checkpoint.adapter is not None and other is not None and other.tensors:
+        options = replace(options, lora_scale=scale_of(checkpoint.adapter, os.fspath(source)))
+        checkpoint = WithAdapter(other, checkpoint)
     with checkpoint:
         yield examine(checkpoint, options), other
     if other is not None:
@@ -98,7 +104,7 @@ def diagnosis_of(
         is_mendable=found.is_whole,
     )
     result.add([*checkpoint.findings, *found.findings])
-    if checkpoint.kind != "a LoRA adapter" and checkpoint.tensors:
+    if checkpoint.kind != ADAPTER and checkpoint.tensors:
         result.add(of_dtypes(checkpoint.tensors, found.config))
         if found.layouts is not None:
             ties = [] if quick else of_ties(written, found.layouts, found.config)
@@ -115,12 +121,13 @@ def diagnosis_of(
         same_names = found.layouts is not None and found.groups
         findings, _ = of_numbers(written if same_names else checkpoint, other, title, progress)
         result.add(findings)
-    result.is_mendable &= not any(each.kind in BLOCKING and each.severity == ERROR for each in result.findings)
+    open_ = (each.kind for each in result.findings if each.severity == ERROR and not each.is_mended)
+    result.is_mendable &= not any(kind in BLOCKING for kind in open_)
     result.what = _what(found, result)
     return result
 
 
-BLOCKING = ("file", "shards", "twice", "adapter-beside")
+BLOCKING = ("file", "shards", "twice", "adapter-beside", "unmerged")
 """Kinds of errors with which what would be written is not known to be the model."""
 
 
@@ -157,6 +164,8 @@ def _what(found: Examination, result: Diagnosis) -> str:
     if not result.tensors:
         return found.checkpoint.kind
     layouts = found.layouts
+    if found.checkpoint.kind == ADAPTER:
+        return f"{ADAPTER}, {result.tensors} tensors, {format_size(result.nbytes)}, {', '.join(result.dtypes)}"
     if layouts is None:
         kind = str(found.config.get("model_type") or "an unknown family")
     elif layouts.family is None:

@@ -5,7 +5,6 @@ needed, and nothing that the pickle names is run.
 """
 
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -60,12 +59,13 @@ def _data(folder: Path, places: dict) -> dict[tuple[str, tuple[int, ...]], tuple
         if not (isinstance(index, StandIn) and isinstance(place, StandIn)):
             raise CheckpointError(f"{folder / METADATA}: not the table of contents of a distributed checkpoint")
         file, offset, length = (place.state.get(each) for each in ("relative_path", "offset", "length"))
-        is_named = isinstance(file, str) and Path(file).name == file and type(offset) is type(length) is int
-        if not is_named:
+        if not (
+            isinstance(file, str) and Path(file).name == file and isinstance(offset, int) and isinstance(length, int)
+        ):
             raise CheckpointError(f"{folder / METADATA}: names a file outside the folder")
         if place.state.get("transform_descriptors"):
             raise CheckpointError(f"{folder}: compressed parts; save it again without compression")
-        data[str(index.state.get("fqn")), numbers(index.state.get("offset"))] = (str(file), int(offset), int(length))
+        data[str(index.state.get("fqn")), numbers(index.state.get("offset"))] = (file, offset, length)
     return data
 
 

@@ -7,6 +7,7 @@ option that says it.
 import difflib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +18,8 @@ from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.groups import Group, Target
 from blockformer.conversion.rules.operations import Identity
 from blockformer.files.errors import ConversionError, MisfitError, listed, shown
-from blockformer.files.quiet import quiet
 from blockformer.files.quantized import FIELDS, check_plain
+from blockformer.files.quiet import quiet
 from blockformer.files.safetensors_io import TensorInfo
 
 from .any_checkpoint import AnyCheckpoint, Changed
@@ -72,7 +73,9 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     for name in options.dropped:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            raise ConversionError(f"--drop {name}: there is no such tensor{f'; did you mean {near[0]}?' if near else ''}")
+            raise ConversionError(
+                f"--drop {name}: there is no such tensor{f'; did you mean {near[0]}?' if near else ''}"
+            )
         names.pop(name)
     _note_what_is_asked(found, options)
     if not names or checkpoint.kind == ADAPTER:
@@ -202,6 +205,12 @@ def _names_and_shapes(
 def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> Layouts:
     """The layouts; where `architectures` names a class that is none, those of the class that the tensors show."""
     checkpoint, entries = found.checkpoint, found.config
+    try:
+        plain = layouts_of(entries, names, lambda name: checkpoint.read(names[name]), options.family)
+        if {*names} <= plain.known:
+            return _with_named_class(found, plain)
+    except ConversionError:
+        pass  # the names are not those of any layout yet
     known = unwrapped([*names], all_names(entries, options.family))
     todays = [*known.names]
 
@@ -217,9 +226,17 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
         layouts = layouts_of(without, todays, read, options.family)
         if layouts.variant is None or "tie_word_embeddings" in str(error):
             raise error from None
+    return _with_named_class(found, layouts)
+
+
+def _with_named_class(found: Examination, layouts: Layouts) -> Layouts:
+    """The layouts; `architectures` becomes the class that they are of, where it names another."""
+    entries = found.config
     head = layouts.variant.head if layouts.variant is not None else None
     if head is not None and entries.get("architectures") not in (None, [], [head]):
-        said = f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors are those of {head}"
+        said = (
+            f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors are those of {head}"
+        )
         found.findings.append(Finding("architectures", WARNING, said, f'write "architectures": ["{head}"]', True))
         found.changes.append(f'config.json: architectures set to ["{head}"]')
         found.config["architectures"] = [head]
@@ -227,12 +244,13 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
 
 
 def all_names(entries: Mapping[str, Any], family: str | None) -> set[str]:
-    """The names that a model of this config has with its usual head, to find prefixes by."""
-    try:
-        usual = {name: value for name, value in entries.items() if name != "architectures"}
-        return layouts_of(usual, [], lambda name: torch.empty(0), family).known
-    except ConversionError:
-        return set()
+    """The names that a model of this config has, with the head that it names and with the usual one."""
+    usual = {name: value for name, value in entries.items() if name != "architectures"}
+    found: set[str] = set()
+    for each in (entries, usual):
+        with suppress(ConversionError):
+            found |= layouts_of(each, None, lambda name: torch.empty(0), family).known
+    return found
 
 
 def missing_ties(layouts: Layouts, filled: set[str]) -> dict[str, tuple[int, ...]]:
@@ -289,7 +307,7 @@ def _of_names(
     unknown = {name: info for name, info in unknown.items() if name not in named}
     if missing:
         said = f"{len(missing)} tensors of the model are missing:{listed(map(shown, missing), 6)}"
-        fix = "transformers would draw them at random, without an error: save the whole model again, or copy the rest of it"
+        fix = "transformers would draw them at random, without an error: save the whole model again, or copy the rest"
         findings.append(Finding("missing", ERROR, said, fix, names=tuple(missing)))
     if unknown:
         said = f"{len(unknown)} tensors are not part of the model:{listed(map(shown, unknown), 6)}"
@@ -345,5 +363,3 @@ def _cast(groups: list[Group], dtype: str | None) -> list[Group]:
 
 def _dtype_entry(entries: Mapping[str, Any]) -> str:
     return "torch_dtype" if "torch_dtype" in entries and "dtype" not in entries else "dtype"
-
-

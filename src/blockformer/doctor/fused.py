@@ -14,7 +14,7 @@ from blockformer.files.safetensors_io import HasHeader
 from .finding import ERROR, Finding
 
 QKV = ("stacked", "by-head")
-"""All queries, then all keys, then all values; or those of each key and value head side by side, as Megatron has them."""
+"""All queries, then all keys, then all values; or those of each key head side by side, as in Megatron-LM."""
 GATE_UP = ("gate-first", "up-first")
 
 

@@ -27,7 +27,7 @@ def _patterns(name: str) -> tuple[tuple[Pattern, ...], int]:
                 config = family.our_config(family.config_from({"architectures": [head.official]}, variant))
                 rules = [*family.layout(variant, config).rules, *family.storage(variant, config)]
                 spelled = family.spellings(variant)
-            except Exception:  # noqa: S112 # nosec B112 # a head whose config has no defaults
+            except Exception:  # nosec B112 # a head whose config has no defaults
                 continue
         names |= dict.fromkeys(spelled.stored(source) for rule in rules for source in tuple_of(rule.source))
         of_body = of_body or len(names)

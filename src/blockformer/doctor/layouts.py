@@ -81,13 +81,16 @@ class Layouts:
 
 
 def layouts_of(
-    entries: Mapping[str, Any], names: Collection[str], read: Callable[[str], Tensor], family_name: str | None
+    entries: Mapping[str, Any],
+    names: Collection[str] | None,
+    read: Callable[[str], Tensor],
+    family_name: str | None,
 ) -> Layouts:
     """The layouts of the model that a `config.json` describes.
 
     Args:
         entries: of `config.json`.
-        names: of the checkpoint's tensors; they show the head.
+        names: of the checkpoint's tensors, which show the head; None: what the official class writes.
         read: name -> tensor, for families whose variant depends on values.
         family_name: None takes the family that `model_type` says.
 

@@ -10,6 +10,7 @@ from blockformer.conversion.rules.groups import Group
 from blockformer.conversion.rules.operations import OneWay, Operation, Shape
 from blockformer.files.errors import ConversionError, shown
 
+from .adapters import WithAdapter
 from .any_checkpoint import AnyCheckpoint
 from .finding import ERROR, Finding
 from .options import Options
@@ -57,7 +58,8 @@ def merged(
     """
     if not lora or checkpoint.kind == ADAPTER:
         return groups, [], []
-    said = f"{len(lora)} matrices of an adapter lie among the weights ({shown(next(iter(lora)))}): it is not merged"
+    where = "is not merged" if isinstance(checkpoint, WithAdapter) else "lies among the weights, not merged"
+    said = f"an adapter of {len(lora)} matrices {where} ({shown(next(iter(lora)))})"
     scale = options.lora_scale
     if scale is None:
         fix = "its scale, lora_alpha / r, is not in the weights; say it with --lora-scale"

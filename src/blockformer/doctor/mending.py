@@ -19,8 +19,10 @@ from blockformer.files.new_repo import RepoOptions
 from blockformer.files.progress import Progress, silent
 from blockformer.files.quiet import quiet
 from blockformer.files.side_file_kinds import copy_file
+from blockformer.publishing import copy_code
 from blockformer.publishing.write_repo import RepoReport, write_repo
 
+from .adapters import WithAdapter
 from .diagnosing import diagnosis_of, examined
 from .examination import Examination
 from .finding import ERROR, Diagnosis
@@ -42,7 +44,7 @@ def mend(
     progress: Progress | None = None,
     **reading: Any,
 ) -> Diagnosis:
-    """Write the checkpoint as it should be: in the released layout of its family, as safetensors, with a config that fits.
+    """Write the checkpoint as it should be: in its family's released layout, as safetensors, with a config that fits.
 
     Memory as `convert`: the largest group of tensors that are changed together. What is written is read again and
     compared, tensor by tensor, before the folder appears; the source stays as it is.
@@ -67,11 +69,14 @@ def mend(
             open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
             lines = [f"{each.sentence}; {each.remedy}" if each.remedy else each.sentence for each in open_]
             raise ConversionError(f"{source}: not mended; this must be settled first:{listed(lines)}")
-        weights = CheckpointWeights(found.checkpoint, found.groups, _stored_ties(found), [found.checkpoint.folder])
+        folders = {found.checkpoint.folder, *([] if other is None else [other.folder])}
+        weights = CheckpointWeights(found.checkpoint, found.groups, _stored_ties(found), folders)
         report = RepoReport(os.fspath(source), Path(target))
 
         def fill(folder: Path) -> None:
             (folder / "config.json").write_text(json_text(found.config), encoding="utf-8")
+            if is_ours(found.config) and found.layouts is not None:
+                copy_code(folder, found.layouts.config)
             diagnosis.changes += _copy_side_files(found, folder)
             _verify(found, folder, repo.progress)
 
@@ -91,8 +96,9 @@ def _copy_side_files(found: Examination, folder: Path) -> list[str]:
     """Copy tokenizer, generation settings, licence and notes as they are. Returns what is said of them."""
     checkpoint = found.checkpoint
     copied, left = [], []
-    for path in sorted(checkpoint.folder.iterdir()):
-        name = path.name
+    folders = [checkpoint.base.folder] if isinstance(checkpoint, WithAdapter) else []
+    files = {path.name: path for folder in (*folders, checkpoint.folder) for path in folder.iterdir()}
+    for name, path in sorted(files.items()):
         if not path.is_file() or name in NOT_COPIED or name.startswith("."):
             continue
         if is_side_file(name, path.stat().st_size):

@@ -60,15 +60,15 @@ def unwrapped(names: Collection[str], known: Collection[str]) -> Unwrapped:
             said = f"{shown(own)} and {shown(found[new])} are both {shown(new)} in the model"
             result.findings.append(Finding("twice", ERROR, said, "remove one of them", names=(own, found[new])))
         found.setdefault(new, own)
-    for part, own in parts.items():
+    for part, having in parts.items():
         said = f"names of {WRAPPERS.get(part, 'a model that PEFT has adapted')}: they have {part + '.'!r} in them"
-        result.findings.append(_finding(said, "remove it from the names", own))
-        result.changes.append(f"{part + '.'!r} taken out of {len(own)} names")
+        result.findings.append(_finding(said, "remove it from the names", having))
+        result.changes.append(f"{part + '.'!r} taken out of {len(having)} names")
     if head:
-        own = tuple(name for name in plain if name.startswith(head))
+        begun = tuple(name for name in plain if name.startswith(head))
         said = f"names begin with {head!r}, which {OF.get(head, 'a class around the model')} puts there"
-        result.findings.append(_finding(said, "remove it from the names", own))
-        result.changes.append(f"{head!r} removed before {len(own)} names")
+        result.findings.append(_finding(said, "remove it from the names", begun))
+        result.changes.append(f"{head!r} removed before {len(begun)} names")
     if start and start != head:
         said = f"names lack {start!r} at the beginning: only the inner part of the model was saved"
         result.findings.append(_finding(said, "put it before the names", tuple(plain)))

@@ -24,7 +24,9 @@ def lines_of(diagnosis: Diagnosis, target: str | None = None) -> Iterator[str]:
     elif diagnosis.is_healthy:
         yield "healthy: names, shapes and settings are those of the released layout"
     elif not diagnosis.is_mendable:
-        asked = any(each.severity == ERROR and "--" in each.remedy and not each.is_mended for each in diagnosis.findings)
+        asked = any(
+            each.severity == ERROR and "--" in each.remedy and not each.is_mended for each in diagnosis.findings
+        )
         yield "not mendable as it is" + (": the options above settle what the tensors do not show" if asked else "")
     elif any(each.is_mended for each in diagnosis.findings):
         yield "mendable: --mend OUT writes a whole checkpoint; it would do this:"
@@ -38,5 +40,4 @@ def _of_finding(finding: Finding, is_short: bool) -> Iterator[str]:
         return
     yield from (f"        {line}" for line in rest)
     if finding.remedy:
-        mark = "mended" if finding.is_mended else "remedy"
-        yield f"        {mark}: {finding.remedy}"
+        yield f"        remedy: {finding.remedy}"

@@ -6,7 +6,7 @@ A stand-in keeps its arguments and its state; nothing is imported, and nothing i
 """
 
 import pickle  # nosec B403 # only with stand-ins, see below
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from blockformer.files.errors import CheckpointError, shown
 
@@ -72,7 +72,7 @@ class _Unpickler(pickle.Unpickler):
         return pid
 
 
-def unpickled(file: BinaryIO, size: int, title: str) -> Any:
+def unpickled(file: IO[bytes], size: int, title: str) -> Any:
     """What a pickle holds, with stand-ins for all that is not a number, a text or a plain container of those.
 
     Args:

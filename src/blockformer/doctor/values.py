@@ -26,7 +26,7 @@ SIGMAS = 5.0
 SAMPLED = 3
 """Parts of a large tensor that are judged: its first, its middle and its last."""
 KURTOSES = {3.0: 24.0, 2.829: 10.6, 2.366: 3.8, 1.8: 0.66}
-"""Kurtosis of normal numbers, of those cut at 3 and at 2 deviations, of uniform ones -> variance of a sample's, times n."""
+"""Kurtosis of normal numbers, of those cut at 3 and at 2 deviations, of uniform ones -> n times a sample's variance."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def is_matrix(info: TensorInfo) -> bool:
 
 
 def _whole_rows(part: Tensor, begin: int, width: int) -> Tensor:
-    """The rows of `width` elements that lie wholly in a part, which begins at an element of the tensor: [rows, width]."""
+    """The rows that lie wholly in a part, [rows, width]; it begins at this element of the tensor."""
     first = -begin % width
     count = max(0, (len(part) - first) // width)
     return part[first : first + count * width].reshape(count, width).clone()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blockformer.files.containers import ADAPTERS as ADAPTER_FILES
 from blockformer.files.containers import OTHER_STATE, RANK, adapter_said, container_of, shard_said
-from blockformer.files.errors import CheckpointError, ConversionError, listed, shown
+from blockformer.files.errors import CheckpointError, ConversionError, shown
 from blockformer.files.names import PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHTS, weight_map
 
 from .distributed import METADATA
@@ -17,7 +17,7 @@ from .rank_files import rank_files
 
 ADAPTER = "a LoRA adapter"
 DISTRIBUTED = "a distributed checkpoint (DCP)"
-RANKS = "the files of the processes of an FSDP run"
+RANKS = "FSDP shards"
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 NOT_WEIGHTS = re.compile(
     r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state|colbert_linear|sparse_linear)"
@@ -54,9 +54,9 @@ def weights_in(source: Path) -> Weights:
     if source.name == METADATA or source.suffix == ".distcp":
         return Weights(DISTRIBUTED, [source.parent / METADATA], [_joined_note(DISTRIBUTED)])
     if source.suffix not in WEIGHT_FILES:
-        kind = container_of([source.name], source.parent)
+        other = container_of([source.name], source.parent)
         known = ", ".join(WEIGHT_FILES)
-        what = f"{kind[1]}: {kind[2]}" if kind else f"not a weight file; its name must end in {known}"
+        what = f"{other[1]}: {other[2]}" if other else f"not a weight file; its name must end in {known}"
         raise ConversionError(f"{source}: {what}")
     if (match := RANK.fullmatch(source.name)) and not OTHER_STATE.match(source.name):
         return Weights(RANKS, [], [Finding("fsdp-shard", ERROR, *shard_said([match], source.parent))])
@@ -173,7 +173,7 @@ def _joined_note(kind: str) -> Finding:
     return Finding(
         "sharded",
         WARNING,
-        f"{kind}, which only the training framework reads: no from_pretrained does",
+        f"the weights are {kind}, which only the training framework reads: no from_pretrained does",
         "--mend joins the parts into safetensors",
         is_mended=True,
     )

@@ -171,8 +171,8 @@ class Checkpoint:
         plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
         if plain:
             return f"; leave out variant and use_safetensors to read {plain[0]}"
-        if found := container_of([path.name for path in self.folder.iterdir()], self.folder):
-            return f"; {found[1]}: {found[2]}"
+        if kind := container_of([path.name for path in self.folder.iterdir()], self.folder):
+            return f"; {kind[1]}: {kind[2]}"
         found = (VARIANT.fullmatch(path.name) for path in sorted(self.folder.iterdir()))
         there = sorted({match["variant"] for match in found if match})
         return f"; with variant='{there[0]}' (--variant {there[0]}) others are read" if there else ""

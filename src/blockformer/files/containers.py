@@ -69,7 +69,7 @@ CONTAINERS = (
     Container(
         "consolidated",
         ("consolidated",),
-        "these are weights in the layout of their maker's own code, which orders the rows of queries and keys otherwise",
+        "these are weights in the layout of their maker's own code, whose queries and keys have another order",
         "name the repo in transformers' layout",
     ),
     Container("onnx", ("onnx",), "this is a model for ONNX", "name the checkpoint that it was exported from"),
@@ -77,7 +77,7 @@ CONTAINERS = (
 
 
 def container_of(names: Collection[str], folder: Path) -> tuple[Container, str, str] | None:
-    """The kind of a folder by the names in it, what it is in one sentence, and the remedy; None if it is none of them."""
+    """The kind of a folder by the names in it, what it is, and the remedy; None if it is of none of them."""
     for each in CONTAINERS:
         if (name := each.shown_by(names)) is not None:
             return each, f"{each.what} ({name})", each.remedy.format(folder=folder, name=name)
@@ -93,7 +93,8 @@ GGUF = Container(
     "gguf",
     (),
     "this is a GGUF file for llama.cpp",
-    "transformers makes plain weights of it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE), then save them",
+    "transformers makes plain weights of it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE), "
+    "then save_pretrained",
 )
 FSDP_SHARD = Container("fsdp-shard", (), "this is an FSDP shard", JOIN)
 
@@ -122,13 +123,15 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
         return (
             "an adapter (adapter_config.json, adapter_model) lies next to whole weights, and from_pretrained of "
             "transformers then loads the adapter's base model in place of them",
-            "if the weights are the merged ones, move the adapter's files away; if they are the base, merge the adapter "
-            "with merge_and_unload() of PEFT",
+            "if the weights are the merged ones, move the adapter's files away; if they are the base, merge the "
+            "adapter with merge_and_unload() of PEFT",
         )
     kind = config.get("peft_type")
     title = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({shown(kind)})"
     rank = f" of rank {config['r']}" if type(config.get("r")) is int else ""
     base = config.get("base_model_name_or_path")
     named = shown(base) if isinstance(base, str) and base else "its base model"
-    remedy = f"merge it into {named}: PeftModel.from_pretrained(BASE, {shown(folder)}).merge_and_unload().save_pretrained(NEW)"
+    remedy = (
+        f"merge it into {named}: blockformer doctor {folder} --against BASE --mend NEW, or merge_and_unload() of PEFT"
+    )
     return f"this is {title}{rank} for {named}, not a model", remedy
