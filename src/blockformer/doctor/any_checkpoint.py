@@ -106,7 +106,7 @@ class AnyCheckpoint(Checkpoint):
     def _read_headers(self, weights: Weights) -> None:
         if weights.kind == DISTRIBUTED:
             self._take_pieces(read_distributed(weights.files[0].parent))
-        elif weights.kind == RANKS:
+        elif weights.kind == RANKS and weights.files:
             self._take_pieces(read_rank_files(weights.files))
         for path in [] if self._pieces else weights.files:
             self._note(path)

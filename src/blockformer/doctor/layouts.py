@@ -142,7 +142,7 @@ def _pairs(
 ) -> Iterable[tuple[str, str]]:
     """A tied pair by the published names, where each is one tensor there too."""
     one, other = ([*published({each: shapes[each]})] if each in shapes else [] for each in (name, source))
-    return [(one[0], other[0])] if len(one) == len(other) == 1 else []
+    return [(one[0], other[0])] if len(one) == len(other) == 1 and one != other else []
 
 
 def _headers(shapes: Mapping[str, Shape]) -> dict[str, HasHeader]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from blockformer.conversion.families.base import HEAD_ONLY
 from blockformer.conversion.rules.ties import check_tied
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError, listed, shown
@@ -59,10 +60,9 @@ def of_ties(written: Checkpoint, layouts: Layouts, entries: Mapping[str, Any]) -
         else:
             said = f"{shown(name)} and {shown(source)} are tied and stored twice; they are equal"
             findings.append(Finding("tied", NOTE, said, names=(name, source)))
-    for name, source in layouts.tied.items():
-        if name in written.tensors and source not in written.tensors:
-            said = f"the head {shown(name)} is stored in place of the embeddings {shown(source)} that it is tied to"
-            findings.append(Finding("tied", NOTE, said, "transformers reads either", names=(name,)))
+    if layouts.variant is not None and HEAD_ONLY in layouts.variant.traits:
+        said = "the head is stored in place of the embeddings that it is tied to"
+        findings.append(Finding("tied", NOTE, said, "transformers reads either"))
     return findings
 
 

@@ -143,5 +143,6 @@ def _scatters(mean_squares: Tensor, size: int, kurtosis: float) -> bool:
     expected = (kurtosis - 1) / size
     found = mean_squares.var().item()
     # The variance of a sample's variance, from the kurtosis of a mean of so many squares, which is nearly normal.
-    error = expected * math.sqrt(2 / max(1, len(mean_squares) - 1) + 12 / size)
+    count = len(mean_squares)
+    error = expected * math.sqrt(2 / max(1, count - 1) + 12 / (size * count))
     return abs(found - expected) <= SIGMAS * error
