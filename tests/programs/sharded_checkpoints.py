@@ -1,4 +1,4 @@
-"""A model's weights as FSDP2 leaves them: each process pickles its own part, and both write a distributed checkpoint."""
+"""A model's weights as FSDP2 leaves them: parts that the processes pickle, and a distributed checkpoint of all."""
 
 import multiprocessing
 import os

@@ -15,7 +15,7 @@ from blockformer.files.quiet import quiet
 from blockformer.files.regular import open_regular
 from blockformer.files.tokenizer_bounds import MOST_BYTES
 
-from .finding import ERROR, NOTE, WARNING, Finding
+from .finding import ERROR, NOTE, WARNING, Finding, counted
 
 IN_TEMPLATE = re.compile("<\\|[A-Za-z0-9_]{1,40}\\|>|<(?:start|end)_of_turn>|<[\uff5c|][^<>\\s]{1,40}[\uff5c|]>")
 """What a chat template writes that must be one token."""
@@ -115,7 +115,7 @@ def _of_vocabulary(tokens: Mapping[str, int], rows: int | None) -> list[Finding]
             fix = "it is another model's tokenizer: copy the right one"
         else:
             fix = "copy the tokenizer that the model was trained with, or resize_token_embeddings before training"
-        named = f" ({len(beyond)} tokens beyond, such as {shown(beyond[0])})"
+        named = f" ({counted(len(beyond), 'token')} beyond, such as {shown(beyond[0])})"
         return [Finding("tokenizer", ERROR, said + named, fix, names=tuple(beyond[:3]))]
     if last + 1 < OF_ANOTHER * rows:
         said = f"the tokenizer has {last + 1} ids, and the embeddings have {rows} rows"

@@ -21,9 +21,9 @@ from .any_checkpoint import AnyCheckpoint
 from .around import around_weights, moved_tokens
 from .examination import Examination, examine
 from .finding import ERROR, WARNING, Diagnosis, Finding
-from .numbers import of_dtypes, of_numbers, of_ties, rows_of
 from .options import Options
 from .weight_files import ADAPTER
+from .weight_numbers import of_dtypes, of_numbers, of_ties, rows_of
 
 SAID_ELSEWHERE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
 """Entries of `config.json` that describe the file, and not the model."""

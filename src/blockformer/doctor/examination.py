@@ -23,7 +23,7 @@ from blockformer.files.quiet import quiet
 from blockformer.files.safetensors_io import TensorInfo
 
 from .any_checkpoint import AnyCheckpoint, Changed
-from .finding import ERROR, NOTE, WARNING, Finding
+from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .fused import renamed, split_joined
 from .kin import all_known_beginnings, kin
 from .layouts import Layouts, layouts_of
@@ -294,8 +294,9 @@ def _check(
         is_told = of_names or any(each.severity == ERROR and not each.is_mended for each in findings)
         findings += [] if is_told or reason is None else [_of_error(reason)]
     elif unknown:
-        said = f"{len(unknown)} tensors are not part of the model and can stay ({shown(next(iter(unknown)))})"
-        findings.append(Finding("unused", NOTE, said, names=tuple(unknown)[:3]))
+        said = f"{counted(len(unknown), 'tensor')} {are(unknown)} not part of the model and can stay"
+        names = tuple(unknown)[:3]
+        findings.append(Finding("unused", NOTE, f"{said} ({shown(names[0])})", names=names))
     return {}
 
 
@@ -306,11 +307,13 @@ def _of_names(
     named = {name for each in findings for name in each.names}
     unknown = {name: info for name, info in unknown.items() if name not in named}
     if missing:
-        said = f"{len(missing)} tensors of the model are missing:{listed(map(shown, missing), 6)}"
+        said = f"{counted(len(missing), 'tensor')} of the model {are(missing)} missing:{listed(map(shown, missing), 6)}"
         fix = "transformers would draw them at random, without an error: save the whole model again, or copy the rest"
         findings.append(Finding("missing", ERROR, said, fix, names=tuple(missing)))
     if unknown:
-        said = f"{len(unknown)} tensors are not part of the model:{listed(map(shown, unknown), 6)}"
+        said = (
+            f"{counted(len(unknown), 'tensor')} {are(unknown)} not part of the model:{listed(map(shown, unknown), 6)}"
+        )
         fix = "if they can go: --drop NAME; if they have other names in the model: --rename OLD=NEW"
         findings.append(Finding("unknown", ERROR, said, fix, names=tuple(unknown)))
     return findings
@@ -343,7 +346,8 @@ def _example(groups: list[Group]) -> str:
 def _of_error(error: ConversionError) -> Finding:
     """A refusal of conversion, which names the fix itself."""
     kind = "config" if str(error).startswith("config.json") else "tensors"
-    return Finding(kind, ERROR, str(error))
+    said, mark, fix = str(error).partition(". Write ")
+    return Finding(kind, ERROR, said, f"write {fix}" if mark else "")
 
 
 def _copy(name: str, header: TensorInfo) -> Group:

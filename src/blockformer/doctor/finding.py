@@ -1,12 +1,22 @@
 """What a diagnosis is made of: findings, each with how bad it is and what to do about it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 SEVERITIES = (ERROR, WARNING, NOTE)
 """What no library loads correctly, what one may load wrongly, and what is only worth knowing."""
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number and what it counts: "1 matrix", "2 matrices"."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def are(things: Sized) -> str:
+    """The verb for so many things."""
+    return "is" if len(things) == 1 else "are"
 
 
 @dataclass(frozen=True)

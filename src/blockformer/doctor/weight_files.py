@@ -82,7 +82,7 @@ def _in_folder(folder: Path) -> Weights:
     except CheckpointError as error:
         return Weights(RANKS, [], [Finding("file", ERROR, str(error))])
     if other := container_of(names, folder):
-        return Weights(other[1], [], [Finding(other[0].name, ERROR, *other[1:])])
+        return Weights("no weights that libraries read", [], [Finding(other[0].name, ERROR, *other[1:])])
     return _unusual(folder, names)
 
 

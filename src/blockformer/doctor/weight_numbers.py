@@ -14,7 +14,7 @@ from blockformer.files.progress import Progress
 from blockformer.files.quantized import FIELDS
 from blockformer.files.safetensors_io import TensorInfo
 
-from .finding import ERROR, NOTE, WARNING, Finding
+from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .layouts import Layouts
 from .values import Values, values_of
 
@@ -85,12 +85,12 @@ def of_numbers(
 def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
     findings = []
     if bad := [name for name, each in values.items() if each.nonfinite]:
-        said = f"NaN or infinite numbers in {len(bad)} tensors:{listed(map(shown, bad), 6)}"
+        said = f"NaN or infinite numbers in {counted(len(bad), 'tensor')}:{listed(map(shown, bad), 6)}"
         fix = "take an earlier checkpoint: training diverged, or the file was cast to a dtype with too small a range"
         findings.append(Finding("nonfinite", ERROR, said, fix, names=tuple(bad)))
     zero = [name for name, each in values.items() if each.constant == 0 and len(infos[name].shape) > 1]
     if zero:
-        said = f"{len(zero)} matrices are all zero:{listed(map(shown, zero), 6)}"
+        said = f"{counted(len(zero), 'matrix', 'matrices')} {are(zero)} all zero:{listed(map(shown, zero), 6)}"
         fix = "save again: a ZeRO-3 or FSDP run that saves without gathering writes zeros, and so does a meta device"
         findings.append(Finding("zeros", ERROR, said, fix, names=tuple(zero)))
     return findings

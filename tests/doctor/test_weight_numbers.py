@@ -33,7 +33,7 @@ def test_nan_and_zeros(source):
     edit_tensors(source, lambda all_: {**all_, name: all_[name].index_fill(0, torch.tensor(3), float("nan"))})
     edit_tensors(source, lambda all_: {n: each * ("down_proj.weight" not in n) for n, each in all_.items()})
     said = sentences(diagnose(source), "nonfinite", "zeros")
-    assert f"error NaN or infinite numbers in 1 tensors: {name!r}" in said
+    assert f"error NaN or infinite numbers in 1 tensor: {name!r}" in said
     assert "error 2 matrices are all zero: 'model.layers.0.mlp.down_proj.weight'" in said
     assert not sentences(diagnose(source, quick=True), "nonfinite", "zeros")
 
