@@ -99,6 +99,17 @@ GGUF = Container(
 FSDP_SHARD = Container("fsdp-shard", (), "this is an FSDP shard", JOIN)
 
 
+def what_it_is(place: Path) -> str | None:
+    """What a folder or file is, and the remedy, in one sentence; None if its files show nothing unusual."""
+    folder = place if place.is_dir() else place.parent
+    names = [path.name for path in place.iterdir()] if place.is_dir() else [place.name]
+    adapter = adapter_said(folder) if {*names} & {*ADAPTERS} else None
+    if adapter is not None:
+        return "; ".join(adapter)
+    found = container_of(names, folder)
+    return None if found is None else f"{found[1]}: {found[2]}"
+
+
 def shard_said(ranks: Collection[re.Match[str]], folder: Path) -> tuple[str, str]:
     """The sentence on the files of some processes of a run, and the remedy."""
     known = list(ranks)
