@@ -37,6 +37,7 @@ class AnyCheckpoint(Checkpoint):
         findings: what is wrong with the files.
         kind: how the weights are stored, in words.
         adapter: the content of `adapter_config.json` where the weights are an adapter's; else None.
+        beside: what lies next to the weights in a pickled file, where that is plain: settings of training code.
         file: the file, if it is one; then `folder` is the one that it lies in.
 
     Raises:
@@ -47,6 +48,7 @@ class AnyCheckpoint(Checkpoint):
         self.findings: list[Finding] = []
         self.kind = ""
         self.adapter: dict[str, Any] | None = None
+        self.beside: dict[str, Any] = {}
         self._given = config
         self._pieces: dict[str, Pieced] = {}
         path = Path(source)
@@ -72,6 +74,7 @@ class AnyCheckpoint(Checkpoint):
         except CheckpointError as error:
             self.findings.append(Finding("file", ERROR, str(error)))
         if self.wrapper:
+            self.beside = _beside(weights.files[0], self.wrapper)
             self.findings.append(
                 Finding(
                     "key",
@@ -139,6 +142,12 @@ class AnyCheckpoint(Checkpoint):
     def parts(self, name: str) -> Iterator[Tensor]:
         """See `Checkpoint.parts`; a tensor in pieces is read whole."""
         return iter([self.read(name).reshape(-1)]) if name in self._pieces else super().parts(name)
+
+
+def _beside(path: Path, key: str) -> dict[str, Any]:
+    """The plain dicts next to the weights in a pickled file, which has been read with success before."""
+    loaded = torch.load(path, map_location="meta", weights_only=True, mmap=False)
+    return {str(name): value for name, value in loaded.items() if name != key and isinstance(value, dict)}
 
 
 class Changed(Checkpoint):

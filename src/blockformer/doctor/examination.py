@@ -28,6 +28,7 @@ from .fused import renamed, split_joined
 from .kin import all_known_beginnings, kin
 from .layouts import Layouts, layouts_of
 from .lora import merged
+from .nano_gpt import NANO_GPT
 from .options import Options
 from .prefixes import Unwrapped, unwrapped
 from .renames import asked_renames, suggestions, with_renames
@@ -80,6 +81,8 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     _note_what_is_asked(found, options)
     if not names or checkpoint.kind == ADAPTER:
         return found
+    if not found.config.get("model_type") and _is_of_own_code(found, names, options):
+        return found
     _drop_stale_quantization(found)
     if not _has_family(found, names, options):
         return found
@@ -94,6 +97,35 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     found.findings += findings
     found.changes += changes
     return found
+
+
+OWN_CODE = (NANO_GPT,)
+
+
+def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Options) -> bool:
+    """Whether these are the tensors of training code that is known; then the groups are those to its family's model."""
+    plain = unwrapped([*names], {name for each in OWN_CODE for name in each.shows})
+    headers = {name: found.checkpoint.tensors[names[own]] for name, own in plain.names.items()}
+    code = next((each for each in OWN_CODE if {*each.shows} <= {*headers}), None)
+    if code is None:
+        return False
+    said = f"this is a checkpoint of {code.name}, which no library loads"
+    fix = f"--mend writes it as {code.as_}, which computes the same"
+    try:
+        entries = code.entries(code.settings(found.checkpoint.beside), headers) | dict(options.settings)
+        found.layouts = layouts_of(entries, None, lambda name: torch.empty(0), None)
+        groups = code.groups(headers, entries, found.layouts.released)
+        found.groups = _cast(renamed(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype)
+        found.config = entries | ({} if options.dtype is None else {"dtype": options.dtype})
+        with quiet():
+            found.plan = plan_official(found.written, None, None)
+    except ConversionError as error:
+        found.findings.append(Finding("own-code", ERROR, said, str(error)))
+        return True
+    found.is_whole = True
+    found.findings += [*plain.findings, Finding("own-code", WARNING, said, fix, True)]
+    found.changes += [*plain.changes, f"written as {code.as_}, with a config.json made of its {code.key}"]
+    return True
 
 
 def _note_what_is_asked(found: Examination, options: Options) -> None:

@@ -69,8 +69,8 @@ def mend(
             open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
             lines = [f"{each.sentence}; {each.remedy}" if each.remedy else each.sentence for each in open_]
             raise ConversionError(f"{source}: not mended; this must be settled first:{listed(lines)}")
-        folders = {found.checkpoint.folder, *([] if other is None else [other.folder])}
-        weights = CheckpointWeights(found.checkpoint, found.groups, _stored_ties(found), folders)
+        places = [each.file or each.folder for each in (found.checkpoint, other) if each is not None]
+        weights = CheckpointWeights(found.checkpoint, found.groups, _stored_ties(found), places)
         report = RepoReport(os.fspath(source), Path(target))
 
         def fill(folder: Path) -> None:
