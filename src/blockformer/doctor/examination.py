@@ -27,6 +27,7 @@ from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .fused import renamed, split_joined
 from .kin import all_known_beginnings, kin
 from .layouts import Layouts, layouts_of
+from .llama2_c import LLAMA2_C
 from .lora import merged
 from .nano_gpt import NANO_GPT
 from .options import Options
@@ -99,7 +100,7 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     return found
 
 
-OWN_CODE = (NANO_GPT,)
+OWN_CODE = (NANO_GPT, LLAMA2_C)
 
 
 def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Options) -> bool:
