@@ -269,3 +269,36 @@ def test_a_cast_is_written_into_the_config(tmp_path):
     assert {dtype for dtype, _, _ in stored(tmp_path / "out").values()} == {"BF16"}
     assert entries_of(tmp_path / "out")["dtype"] == "bfloat16"
     assert json.loads((tmp_path / "source/config.json").read_text())["dtype"] == "float32"
+
+
+def test_weights_in_blocks_of_8_bits_are_left_as_they_are(tmp_path):
+    official_folder(tmp_path / "source", "llama", "LlamaForCausalLM", attention_bias=False, mlp_bias=False, **LLAMA)
+
+    def eight_bits(all_):
+        made = {}
+        for name, each in all_.items():
+            if "_proj." not in name:
+                made[name] = each.bfloat16()
+                continue
+            made[name] = (each / 0.01).clamp(-440, 440).to(torch.float8_e4m3fn)
+            made[f"{name}_scale_inv"] = torch.full([-(-size // 128) for size in each.shape], 0.01)
+        return made
+
+    edit_tensors(tmp_path / "source", eight_bits)
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    edit_config(tmp_path / "source", quantization_config=settings, dtype="bfloat16")
+    found = diagnose(tmp_path / "source", quick=True)
+    assert (told(found), found.family, found.status) == ("", "llama", 0)
+    assert "LlamaForCausalLM in few bits" in found.what
+    edit_config(tmp_path / "source", quantization_config={**settings, "quant_method": "bitnet"})
+    found = diagnose(tmp_path / "source", quick=True)
+    assert "Blockformer does not convert such a model" in told(found)
+    assert (found.status, found.is_mendable) == (3, False)
+    edit_config(tmp_path / "source", quantization_config=..., model_type="nonesuch")
+    assert "model_type 'nonesuch' is not supported" in told(diagnose(tmp_path / "source", quick=True))
+
+
+def test_an_empty_quantization_config_is_none(tmp_path):
+    official_folder(tmp_path / "source", "llama", "LlamaForCausalLM", **LLAMA)
+    edit_config(tmp_path / "source", quantization_config={})
+    assert diagnose(tmp_path / "source", quick=True).status == 0

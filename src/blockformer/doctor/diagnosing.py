@@ -96,7 +96,7 @@ def diagnosis_of(
     title = os.fspath(against) if against is not None else ""
     result = Diagnosis(
         os.fspath(source),
-        family=None if found.layouts is None or found.layouts.family is None else found.layouts.family.name,
+        family=_family(found),
         tensors=len(checkpoint.tensors),
         nbytes=sum(info.nbytes for info in checkpoint.tensors.values()),
         dtypes=dict(Counter(str(info.dtype).removeprefix("torch.") for info in checkpoint.tensors.values())),
@@ -159,6 +159,13 @@ def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], title: str)
     ]
 
 
+def _family(found: Examination) -> str | None:
+    """The name of the official family; None where it is unknown, or the model is of Blockformer's own layout."""
+    if found.plan is not None:
+        return found.plan.family.name
+    return None if found.layouts is None or found.layouts.family is None else found.layouts.family.name
+
+
 def _what(found: Examination, result: Diagnosis) -> str:
     """What it is, in one sentence."""
     if not result.tensors:
@@ -166,7 +173,9 @@ def _what(found: Examination, result: Diagnosis) -> str:
     layouts = found.layouts
     if found.checkpoint.kind == ADAPTER:
         return f"{ADAPTER}, {result.tensors} tensors, {format_size(result.nbytes)}, {', '.join(result.dtypes)}"
-    if layouts is None:
+    if layouts is None and found.plan is not None:
+        kind = f"{found.plan.variant.head} in few bits"
+    elif layouts is None:
         kind = str(found.config.get("model_type") or "an unknown family")
     elif layouts.family is None:
         kind = f"a {type(layouts.config).__name__} of Blockformer"

@@ -184,6 +184,8 @@ def _names_and_shapes(
 ) -> tuple[list[Finding], list[str], dict[str, Any]]:
     """Plan with the config as it is now: findings, changes, and entries of the config that fit better."""
     checkpoint, entries = found.checkpoint, found.config
+    if any(entries.get(name) for name in FIELDS) and _is_whole_in_few_bits(found, names, options):
+        return [], [], {}
     try:
         with quiet():
             layouts = _layouts(found, names, options)
@@ -233,6 +235,20 @@ def _names_and_shapes(
     missing |= ties
     fits = _check(found, options, layouts, findings, unknown, missing, plain)
     return findings, changes, fits
+
+
+def _is_whole_in_few_bits(found: Examination, names: Mapping[str, str], options: Options) -> bool:
+    """Whether quantized weights convert as they are; then nothing is changed."""
+    found.groups = [_copy(name, found.checkpoint.tensors[own]) for name, own in names.items()]
+    found.groups = renamed(found.groups, names)
+    try:
+        with quiet():
+            found.plan = plan_official(found.written, options.family, None)
+    except ConversionError:
+        found.groups = []
+        return False
+    found.is_whole = True
+    return True
 
 
 def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> Layouts:
@@ -376,8 +392,15 @@ def _example(groups: list[Group]) -> str:
     return f"{shown(group.targets[0].name)} for {shown(group.sources[0])}"
 
 
+NOT_BROKEN = ("settings that cannot be converted", "is not supported")
+"""Words of refusals that say what Blockformer lacks, and nothing against the checkpoint."""
+
+
 def _of_error(error: ConversionError) -> Finding:
     """A refusal of conversion, which names the fix itself."""
+    if any(words in str(error) for words in NOT_BROKEN):
+        fix = "this is no fault of the checkpoint: Blockformer does not convert such a model"
+        return Finding("unsupported", WARNING, str(error), fix)
     kind = "config" if str(error).startswith("config.json") else "tensors"
     said, mark, fix = str(error).partition(". Write ")
     return Finding(kind, ERROR, said, f"write {fix}" if mark else "")
