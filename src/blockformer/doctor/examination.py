@@ -17,7 +17,7 @@ from blockformer.conversion.plan import Plan
 from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.groups import Group, Target
 from blockformer.conversion.rules.operations import Identity
-from blockformer.files.errors import ConversionError, MisfitError, listed, shown
+from blockformer.files.errors import ConversionError, MisfitError, shown
 from blockformer.files.quantized import FIELDS, check_plain
 from blockformer.files.quiet import quiet
 from blockformer.files.safetensors_io import TensorInfo
@@ -29,10 +29,11 @@ from .kin import all_known_beginnings, kin
 from .layouts import Layouts, layouts_of
 from .llama2_c import LLAMA2_C
 from .lora import merged
+from .name_findings import example, of_error, of_fits, of_layout, of_names, wrong_shapes
 from .nano_gpt import NANO_GPT
 from .options import Options
-from .prefixes import Unwrapped, unwrapped
-from .renames import asked_renames, suggestions, with_renames
+from .prefixes import unwrapped
+from .renames import asked_renames, with_renames
 from .weight_files import ADAPTER
 
 TRIES = 4
@@ -93,7 +94,7 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
             break
         before = {name: found.config.get(name) for name in fits}
         found.config |= fits
-        found.findings.append(_of_fits(before, fits))
+        found.findings.append(of_fits(before, fits))
         found.changes += [f"config.json: {name} set to {json.dumps(value)}" for name, value in fits.items()]
     found.findings += findings
     found.changes += changes
@@ -140,14 +141,6 @@ def _note_what_is_asked(found: Examination, options: Options) -> None:
     found.findings += [Finding("asked", WARNING, each, "as you said", True) for each in asked]
 
 
-def _of_fits(before: Mapping[str, Any], fits: Mapping[str, Any]) -> Finding:
-    def words(entries: Mapping[str, Any]) -> str:
-        return ", ".join(f"{name} is {json.dumps(value)}" for name, value in entries.items())
-
-    said = f"config.json: {words(before)}, and the tensors only fit if {words(fits)}"
-    return Finding("config", ERROR, said, f"write {json.dumps(dict(fits))[1:-1]}", True, tuple(fits))
-
-
 def _drop_stale_quantization(found: Examination) -> None:
     try:
         check_plain(found.config, found.checkpoint.tensors)
@@ -190,7 +183,7 @@ def _names_and_shapes(
         with quiet():
             layouts = _layouts(found, names, options)
     except ConversionError as error:
-        return [_of_error(error)], [], {}
+        return [of_error(error)], [], {}
     found.layouts = layouts
     plain = unwrapped([*names], layouts.known)
     own = {name: names[old] for name, old in plain.names.items()}
@@ -207,8 +200,8 @@ def _names_and_shapes(
     moved = [group for group in moved if not filled & {target.name for target in group.targets}]
     read = {name for group in moved for name in group.sources}
     if moved:
-        findings.append(_of_layout(moved, layouts))
-        changes.append(f"{len(read)} tensors written in the released layout, {_example(moved)}")
+        findings.append(of_layout(moved))
+        changes.append(f"{len(read)} tensors written in the released layout, {example(moved)}")
     groups += moved
     filled = {target.name for group in groups for target in group.targets}
     unknown = {name: each for name, each in headers.items() if name not in layouts.released and name not in read}
@@ -233,7 +226,7 @@ def _names_and_shapes(
         found.config[_dtype_entry(entries)] = options.dtype
     ties = missing_ties(layouts, {*filled, *joined.filled})
     missing |= ties
-    fits = _check(found, options, layouts, findings, unknown, missing, plain)
+    fits = _check(found, options, layouts, findings, unknown, missing)
     return findings, changes, fits
 
 
@@ -318,13 +311,12 @@ def _check(
     findings: list[Finding],
     unknown: Mapping[str, TensorInfo],
     missing: Mapping[str, tuple[int, ...]],
-    plain: Unwrapped,
 ) -> dict[str, Any]:
     """Plan the conversion of what would be written. Returns entries of the config with which it fits."""
     if layouts.family is None:
-        misfits = _wrong_shapes(found.groups, layouts.released)
+        misfits = wrong_shapes(found.groups, layouts.released)
         found.is_whole = not (unknown or missing or misfits)
-        findings += [*_of_names(unknown, missing, plain), *misfits]
+        findings += [*of_names(unknown, missing), *misfits]
         return {}
     reason: ConversionError | None = None
     try:
@@ -338,72 +330,15 @@ def _check(
     except ConversionError as error:
         reason = error
     if found.plan is None:
-        of_names = [*_of_names(unknown, missing, plain), *_wrong_shapes(found.groups, layouts.released)]
-        findings += of_names
-        is_told = of_names or any(each.severity == ERROR and not each.is_mended for each in findings)
-        findings += [] if is_told or reason is None else [_of_error(reason)]
+        misfits = [*of_names(unknown, missing), *wrong_shapes(found.groups, layouts.released)]
+        findings += misfits
+        is_told = misfits or any(each.severity == ERROR and not each.is_mended for each in findings)
+        findings += [] if is_told or reason is None else [of_error(reason)]
     elif unknown:
         said = f"{counted(len(unknown), 'tensor')} {are(unknown)} not part of the model and can stay"
         names = tuple(unknown)[:3]
         findings.append(Finding("unused", NOTE, f"{said} ({shown(names[0])})", names=names))
     return {}
-
-
-def _of_names(
-    unknown: Mapping[str, TensorInfo], missing: Mapping[str, tuple[int, ...]], plain: Unwrapped
-) -> list[Finding]:
-    findings = suggestions(unknown, missing)
-    named = {name for each in findings for name in each.names}
-    unknown = {name: info for name, info in unknown.items() if name not in named}
-    if missing:
-        said = f"{counted(len(missing), 'tensor')} of the model {are(missing)} missing:{listed(map(shown, missing), 6)}"
-        fix = "transformers would draw them at random, without an error: save the whole model again, or copy the rest"
-        findings.append(Finding("missing", ERROR, said, fix, names=tuple(missing)))
-    if unknown:
-        said = (
-            f"{counted(len(unknown), 'tensor')} {are(unknown)} not part of the model:{listed(map(shown, unknown), 6)}"
-        )
-        fix = "if they can go: --drop NAME; if they have other names in the model: --rename OLD=NEW"
-        findings.append(Finding("unknown", ERROR, said, fix, names=tuple(unknown)))
-    return findings
-
-
-def _wrong_shapes(groups: list[Group], released: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    targets = [target for group in groups for target in group.targets]
-    wrong = [each for each in targets if tuple(released.get(each.name, each.shape)) != tuple(each.shape)]
-    if not wrong:
-        return []
-    lines = (f"{shown(each.name)} is {list(each.shape)}, not {list(released[each.name])}" for each in wrong)
-    said = f"{len(wrong)} tensors have shapes that config.json contradicts:{listed(lines, 6)}"
-    return [Finding("shapes", ERROR, said, "correct config.json: --set NAME=VALUE", names=tuple(t.name for t in wrong))]
-
-
-def _of_layout(moved: list[Group], layouts: Layouts) -> Finding:
-    inner = sum(len(group.sources) for group in moved)
-    is_stacked = any(len(group.targets) > len(group.sources) for group in moved)
-    what = "joined, as a model in memory has them" if is_stacked else "named as in another layout"
-    said = f"{inner} tensors are {what}; the released layout has {_example(moved)}"
-    fix = "only newer releases of transformers read them; --mend writes the released layout"
-    return Finding("layout", WARNING, said, fix, True, tuple(moved[0].sources[:3]))
-
-
-def _example(groups: list[Group]) -> str:
-    group = max(groups, key=lambda each: len(each.targets) + len(each.sources))
-    return f"{shown(group.targets[0].name)} for {shown(group.sources[0])}"
-
-
-NOT_BROKEN = ("settings that cannot be converted", "is not supported")
-"""Words of refusals that say what Blockformer lacks, and nothing against the checkpoint."""
-
-
-def _of_error(error: ConversionError) -> Finding:
-    """A refusal of conversion, which names the fix itself."""
-    if any(words in str(error) for words in NOT_BROKEN):
-        fix = "this is no fault of the checkpoint: Blockformer does not convert such a model"
-        return Finding("unsupported", WARNING, str(error), fix)
-    kind = "config" if str(error).startswith("config.json") else "tensors"
-    said, mark, fix = str(error).partition(". Write ")
-    return Finding(kind, ERROR, said, f"write {fix}" if mark else "")
 
 
 def _copy(name: str, header: TensorInfo) -> Group:
