@@ -102,6 +102,7 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
 
 
 OWN_CODE = (NANO_GPT, LLAMA2_C)
+"""Training code whose checkpoints are known."""
 
 
 def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Options) -> bool:
