@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from blockformer.files.atomic import check_target
+from blockformer.files.containers import what_it_is
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.names import WEIGHT_FILES
 from blockformer.files.new_repo import RepoOptions, check_flag
 from blockformer.files.progress import Progress, silent
 from blockformer.files.sentence_settings import POOLINGS
-from blockformer.files.sources import Source, folder_of, locate, weight_file
+from blockformer.files.sources import GGUF, Source, folder_of, locate, weight_file
 
 from .families.index import ARTICLES, NAMES
 from .options import check_reading, refuse_given
@@ -211,6 +212,8 @@ def check_source(
             "other sources have a config.json; from_official takes changes of its fields by name (use_cache=False)"
         )
     path = Path(source)
+    if family is None and path.is_file() and path.suffix != GGUF and (what := what_it_is(path)):
+        raise ConversionError(f"{path}: {what}")
     if family is None and path.suffix in WEIGHT_FILES and path.is_file():
         raise ConversionError(
             f"{path}: not a folder; name the folder that holds config.json too or, for an article's state dict, give "

@@ -17,6 +17,9 @@ from .families.registry import family_by_name, family_of
 from .guessing import missing_type
 from .plan import Plan, plan_in
 
+HEADS = ("num_key_value_heads", "head_dim", "num_attention_heads", "d_kv")
+"""Entries of `config.json` that are lengths of tensors only as factors."""
+
 
 def plan_official(
     checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantize: bool = False
@@ -39,7 +42,9 @@ def plan_official(
             except ConversionError:
                 continue
             written = json.dumps(changes)[1:-1]
-            raise MisfitError(f"{error}\nThe tensors fit if config.json has {written}.") from error
+            raise MisfitError(
+                f"{error}\nThe tensors fit if config.json has {written}.", error.shapes, changes
+            ) from error
         raise
 
 
@@ -53,7 +58,8 @@ def _changes(checkpoint: Checkpoint, family_name: str | None, error: MisfitError
         named = {"architectures": [family.variant_of(without, checkpoint.tensors, checkpoint.read).head]}
     sizes = _sizes(official, error) | _layers(official, checkpoint.tensors)
     several = ({name: size} for name, size in sizes.items() if len(sizes) > 1)
-    yield from (changes for changes in (named, sizes, *several, named | sizes) if changes)
+    heads = _heads(official, error)
+    yield from (changes for changes in (named, sizes, *several, named | sizes, *heads) if changes)
 
 
 def _sizes(official: Mapping[str, Any], error: MisfitError) -> dict[str, int]:
@@ -63,6 +69,18 @@ def _sizes(official: Mapping[str, Any], error: MisfitError) -> dict[str, int]:
     counts |= {name: value for name, value in official.items() if type(value) is int}
     pairs = {pair for have, want in error.shapes for pair in zip(have, want, strict=False) if pair[0] != pair[1]}
     return {name: have for have, want in sorted(pairs) for name, value in counts.items() if value == want}
+
+
+def _heads(official: Mapping[str, Any], error: MisfitError) -> list[dict[str, int]]:
+    """Entries for heads, whose number times their size is the length of a tensor -> what fits the tensors."""
+    pairs = {pair for have, want in error.shapes for pair in zip(have, want, strict=False) if pair[0] != pair[1]}
+    return [
+        {name: value * have // want}
+        for name in HEADS
+        if type(value := official.get(name)) is int
+        for have, want in sorted(pairs)
+        if value * have % want == 0 and value * have // want > 0
+    ]
 
 
 def _layers(official: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:

@@ -18,7 +18,7 @@ FLOORS = (
     ("pruning", "reshaping", "engine", "training"),
     ("publishing",),
     ("conversion", "registering"),
-    ("presets", "trust"),
+    ("presets", "trust", "doctor"),
     ("api", "summary", "pictures"),
     ("", "lab", "page", "demo"),
     ("cli",),

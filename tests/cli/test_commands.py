@@ -5,6 +5,7 @@ import pytest
 import torch
 from article_modules import GPT
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from sizes import TINY
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -64,12 +65,12 @@ def source(tmp_path, capsys):
 def test_help_lists_the_commands(capsys):
     call("--help")
     out = capsys.readouterr().out
-    assert all(name in out for name in ("convert", "inspect", "export", "demo", "--debug"))
+    assert all(name in out for name in ("convert", "inspect", "doctor", "export", "demo", "--debug"))
     call("--version")
     assert capsys.readouterr().out.strip() == blockformer.__version__
 
 
-@pytest.mark.parametrize("command", ["convert", "inspect", "export"])
+@pytest.mark.parametrize("command", ["convert", "inspect", "doctor", "export"])
 def test_each_help_shows_an_example(capsys, command):
     call(command, "--help")
     out = capsys.readouterr().out
@@ -319,3 +320,37 @@ def test_the_command_in_a_process_of_its_own(processes, tmp_path):
     done = processes.run(script, "inspect", "/nowhere/at/all", folder=tmp_path, elsewhere=False)
     assert done.returncode == 1
     assert done.stderr == "error: /nowhere/at/all: no such folder\n"
+
+
+def test_doctor_reports_mends_and_ends_with_its_status(capsys, tmp_path, source):
+    weights = load_file(source / "model.safetensors")
+    save_file(
+        {f"module.{name}": each for name, each in weights.items()}, source / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(source), "--quick"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 1
+    assert "error   names begin with 'module.', which DistributedDataParallel or DeepSpeed puts there" in out
+    assert "mendable: --mend OUT writes a whole checkpoint" in out
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(source), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, found["status"], found["healthy"]) == (1, 1, False)
+    assert found["findings"][0]["kind"] == "prefix"
+    call("doctor", source, "--mend", tmp_path / "out", "--dtype", "bfloat16", "--set", "rope_theta=500")
+    out = capsys.readouterr().out
+    assert f"written: {tmp_path / 'out'}" in out
+    assert "config.json: rope_theta set to 500" in out
+    assert "25 tensors written, read again and compared" in out
+    again = load_file(tmp_path / "out/model.safetensors")
+    assert all(torch.equal(again[name], each.bfloat16()) for name, each in weights.items())
+    for arguments, named in (
+        (["--force"], "--force needs --mend"),
+        (["--set", "a"], "--set must be like NAME=VALUE"),
+        (["--qkv", "rows"], "--qkv must be one of stacked, by-head"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", str(source), *arguments])
+        assert ended.value.code == 1
+        assert named in capsys.readouterr().err

@@ -32,7 +32,10 @@ def test_help_and_wrong_arguments_come_before_torch(tmp_path):
     cases = [
         (["--help"], 0, "Make a self-contained repo"),
         (["--version"], 0, "."),
-        *(([command, "--help"], 0, "Example: ") for command in ("convert", "inspect", "export", "lab", "demo")),
+        *(
+            ([command, "--help"], 0, "Example: ")
+            for command in ("convert", "inspect", "doctor", "export", "lab", "demo")
+        ),
         (["convert", "--help"], 0, "article-transformer"),
         (["nonsense"], 2, "No such command"),
         (["convert", "--nonsense"], 2, "No such option: --nonsense"),

@@ -1,4 +1,4 @@
-"""The commands: `blockformer convert | inspect | export | verify | upgrade | chat | eval | lab | demo`.
+"""The commands: `blockformer convert | inspect | doctor | export | verify | upgrade | chat | eval | lab | demo`.
 
 Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 3: converted, but not compared although
 that was asked for, 130: Ctrl-C); `--debug`, before or after the command, shows the traceback. The module that does a
@@ -35,6 +35,7 @@ from .arguments import (
     Variant,
     reading_of,
 )
+from .doctor import doctor
 
 app = typer.Typer(
     name="blockformer",
@@ -235,6 +236,13 @@ def inspect(
         run_inspect(src, **reading)
     else:
         run_page(src, html, text, compare, force, **reading)
+
+
+app.command(
+    "doctor",
+    epilog="Example: [bold]blockformer doctor trainer-output/checkpoint-500 --against Qwen/Qwen3-0.6B[/bold]\n\n"
+    "Mended: [bold]blockformer doctor checkpoint-500 --mend my-model[/bold]",
+)(interruptible(doctor))
 
 
 @app.command("export", epilog="Example: [bold]blockformer export trainer-output/checkpoint-500 my-repo[/bold]")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from . import pickled
 from .config_file import check_bounds, check_tensors, is_ours, read_config
+from .containers import container_of
 from .earlier_names import present_name
 from .errors import CheckpointError, listed, memory_errors, shown
 from .json_files import read_json
@@ -32,18 +33,6 @@ from .sources import Source
 __all__ = ["Checkpoint", "TensorInfo"]
 
 Identity = tuple[int, int, int]
-OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
-ELSEWHERE = {
-    "tf_model": f"{{name}} is for TensorFlow; {OLDER.format('from_tf')}",
-    "flax_model": f"{{name}} is for Flax; {OLDER.format('from_flax')}",
-    "global_step": "{name} has the parts that DeepSpeed saves; join them: "
-    "python {folder}/zero_to_fp32.py {folder} {folder}",
-    "pytorch_model_fsdp": "{name} has the parts that FSDP saves; join them: "
-    "accelerate merge-weights {folder}/{name} {folder}",
-    "consolidated": "{name} is in the layout of its maker's own code; name the repo in transformers' layout",
-    "onnx": "{name} is for ONNX; name the checkpoint that it was exported from",
-}
-"""Beginnings of names of weights that are not read, or of their folders -> what they are, and what to do."""
 
 
 class Checkpoint:
@@ -182,10 +171,8 @@ class Checkpoint:
         plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
         if plain:
             return f"; leave out variant and use_safetensors to read {plain[0]}"
-        names = sorted(path.name for path in self.folder.iterdir())
-        for start, remedy in ELSEWHERE.items():
-            if there := [name for name in names if name.startswith(start)]:
-                return ". " + remedy.format(folder=self.folder, name=there[0])
+        if kind := container_of([path.name for path in self.folder.iterdir()], self.folder):
+            return f"; {kind[1]}: {kind[2]}"
         found = (VARIANT.fullmatch(path.name) for path in sorted(self.folder.iterdir()))
         there = sorted({match["variant"] for match in found if match})
         return f"; with variant='{there[0]}' (--variant {there[0]}) others are read" if there else ""

@@ -1,7 +1,8 @@
 """Errors of conversion, and safe ways to show names that come from files."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 LISTED = 20
 """Entries of one kind that an error message lists; the rest are only counted."""
@@ -26,11 +27,18 @@ class MisfitError(ConversionError):
 
     Attributes:
         shapes: of tensors with the wrong one: the file's, and the model's.
+        fits: entries of `config.json` with which the tensors fit; empty if none are known.
     """
 
-    def __init__(self, message: str, shapes: Iterable[tuple[Sequence[int], Sequence[int]]] = ()):
+    def __init__(
+        self,
+        message: str,
+        shapes: Iterable[tuple[Sequence[int], Sequence[int]]] = (),
+        fits: Mapping[str, Any] | None = None,
+    ):
         super().__init__(message)
         self.shapes = tuple(shapes)
+        self.fits = dict(fits or {})
 
 
 _UNSAFE = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)}

@@ -87,7 +87,7 @@ PEFT = "base_model.model."
 """What PEFT puts before all names."""
 PARALLEL = "module"
 """The same, at the beginning of all names."""
-PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
 
 
@@ -211,5 +211,6 @@ def of_a_wrapper(names: Iterable[str]) -> str | None:
     source = WRAPPERS.get(part, "DistributedDataParallel or DeepSpeed")
     return (
         f"no tensor name matches: {shown(first)} and {len(found) - 1} others would without the prefix {part + '.'!r} "
-        f"of {source}; save the model in it (unwrap_model of accelerate gives it), or take it out of the names"
+        f"of {source}; save the model in it (unwrap_model of accelerate gives it), or take it out of the names, as "
+        "blockformer doctor FOLDER --mend NEW does"
     )

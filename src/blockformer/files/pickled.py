@@ -116,14 +116,14 @@ def _records(file: BinaryIO, path: Path) -> dict[int, int]:
             orders = [archive.read(member) for member in members if member.filename.endswith("/byteorder")]
         if any(order != b"little" for order in orders):
             raise CheckpointError(f"{path}: written on a big-endian machine; {RESAVE}")
-        return {_begin(file, member): member.file_size for member in members}
+        return {record_begin(file, member): member.file_size for member in members}
     except CheckpointError:
         raise
     except Exception as error:  # of a damaged file the library raises nearly anything
         raise _damaged(path, error) from error
 
 
-def _begin(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+def record_begin(file: BinaryIO, member: zipfile.ZipInfo) -> int:
     """Where the data of a record begins: after its own header of 30 bytes, a name and extra fields."""
     file.seek(member.header_offset)
     header = file.read(30)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from .atomic import MARK
 from .checkpoint import Checkpoint
 from .config_file import is_ours
+from .containers import adapter_said
 from .errors import ConversionError, shown
 from .json_files import json_text, read_json
 from .model_place import AROUND
@@ -42,8 +43,6 @@ from .side_file_kinds import (
 )
 from .sources import LISTED
 from .tokenizers import MADE, check_readable, load, make_fast, rewritten
-
-ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 
 
 @dataclass
@@ -258,8 +257,7 @@ def refuse_adapters(folder: Path) -> None:
     """Refuse the folder of a PEFT adapter, whose weights are not a whole model.
 
     Raises:
-        ConversionError: naming the file.
+        ConversionError: naming its base model.
     """
-    for name in ADAPTERS:
-        if os.path.lexists(folder / name):
-            raise ConversionError(f"{folder / name}: an adapter; merge it into its model (merge_and_unload) first")
+    if found := adapter_said(folder):
+        raise ConversionError(f"{folder}: {found[0]}; {found[1]}")

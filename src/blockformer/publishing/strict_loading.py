@@ -7,6 +7,7 @@ of another shape are all listed.
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers.utils.hub import get_checkpoint_shard_files
 
 from ..declared_fields import of_the_package
 from ..files import earlier_names
+from ..files.containers import what_it_is
 from ..files.json_files import strict_json
 from ..files.names import of_a_wrapper
 from ..files.quantized import without_empty
@@ -48,6 +50,7 @@ def plug_in() -> None:
 
         Raises:
             WeightsError: weights are missing, of another shape (unless `ignore_mismatched_sizes`), or integers.
+            OSError: there are no weights; it says what the folder has instead.
         """
         source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
         may_differ = kwargs.pop("ignore_mismatched_sizes", False)
@@ -55,6 +58,11 @@ def plug_in() -> None:
         asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             model, info = load(cls, source, *model_args, **asked)
+        except OSError as error:  # no weights that the library knows
+            folder = os.path.join(source or "", kwargs.get("subfolder") or "")
+            if source and os.path.isdir(folder) and (what := what_it_is(Path(folder))):
+                raise OSError(f"{source}: {what}") from error
+            raise
         except WeightsError as error:
             if problem := of_a_wrapper(error.unexpected):
                 raise WeightsError(f"{source}: {problem}") from error

@@ -19,6 +19,7 @@ from blockformer.conversion.plan import architecture_of, our_config
 
 from ..declared_fields import of_the_package
 from ..files.checkpoint import Checkpoint
+from ..files.containers import what_it_is
 from ..files.errors import CheckpointError, ConversionError, shown
 from ..files.json_files import read_json_value
 from ..files.named_code import (
@@ -125,6 +126,8 @@ def verify(
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(config, dict) or str(model_type) not in CONFIGS:
         what = "no config.json" if config is None else f"model_type {shown(model_type)}"
+        if config is None and (other := what_it_is(folder)):
+            what += f" ({other})"
         raise ConversionError(f"{repo}: {what}, so this is not a repo of Blockformer; verify checks no others")
     kind = CONFIGS[str(model_type)]
     _check_code(folder, names, config, kind, found)

@@ -1,0 +1,124 @@
+"""`blockformer doctor`: what is wrong with a checkpoint, on one screen or as JSON, and a mended one."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from .arguments import Force, LocalFilesOnly, Revision, ShardSize, Subfolder, reading_of
+
+
+def doctor(
+    src: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="A folder, a file with weights, or a Hub id.", show_default=False),
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OFFICIAL",
+            help="The checkpoint it was made of: compare weights, config and tokenizer; merge an adapter into it.",
+            show_default=False,
+        ),
+    ] = None,
+    mend: Annotated[
+        str | None,
+        typer.Option(metavar="OUT", help="Write a whole checkpoint in the released layout.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Names, shapes and settings only; read no numbers.")] = False,
+    family: Annotated[
+        str | None, typer.Option(help="The official family; detected by default.", show_default=False)
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="Rename parts of tensor names; may be repeated.", show_default=False),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave this tensor out; may be repeated.", show_default=False),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Change an entry of config.json; may be repeated.", show_default=False
+        ),
+    ] = None,
+    qkv: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORDER", help="Rows of a joined matrix of an attention: stacked or by-head.", show_default=False
+        ),
+    ] = None,
+    gate_up: Annotated[
+        str | None,
+        typer.Option(metavar="ORDER", help="Rows of joined projections: gate-first or up-first.", show_default=False),
+    ] = None,
+    lora_scale: Annotated[
+        float | None,
+        typer.Option(help="Merge an adapter that lies among the weights with this scale.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
+    ] = None,
+    max_shard_size: ShardSize = "5GB",
+    force: Force = False,
+    revision: Revision = None,
+    subfolder: Subfolder = None,
+    local_files_only: LocalFilesOnly = False,
+) -> None:
+    """Find out what a checkpoint of any trainer is, what is wrong with it, and mend it.
+
+    Reads safetensors, pickles, distributed checkpoints, FSDP shards and adapters, and runs no code of them. Exit status
+    0: healthy, 1: an error, 3: warnings only.
+    """
+    choices = {
+        "family": family,
+        "renames": tuple(rename or ()),
+        "dropped": tuple(drop or ()),
+        "qkv": qkv,
+        "gate_up": gate_up,
+        "lora_scale": lora_scale,
+        "dtype": dtype,
+    }
+    reading = reading_of(revision, subfolder, None, local_files_only)
+    run_doctor(src, against, mend, as_json, quick, list(setting or ()), force, max_shard_size, choices, **reading)
+
+
+def run_doctor(
+    source: str,
+    against: str | None,
+    target: str | None,
+    as_json: bool,
+    quick: bool,
+    settings: list[str],
+    force: bool,
+    max_shard_size: str,
+    choices: dict[str, Any],
+    **reading: Any,
+) -> None:
+    """Diagnose, mend if asked to, and report; ends with the status of the diagnosis, or 0 after mending."""
+    from blockformer.conversion import ConversionError
+    from blockformer.doctor import Options, diagnose, mend
+    from blockformer.doctor.options import settings_from
+    from blockformer.doctor.report import lines_of
+
+    from ..files.errors import printable
+    from .checkpoints import progress_bar
+
+    options = Options(settings=settings_from(settings), **choices)
+    if target is None and force:
+        raise ConversionError("--force needs --mend: it replaces the folder that --mend writes")
+    with progress_bar() as report_progress:
+        if target is None:
+            found = diagnose(source, against, options=options, quick=quick, progress=report_progress, **reading)
+        else:
+            how: dict[str, Any] = {"force": force, "max_shard_size": max_shard_size, "progress": report_progress}
+            found = mend(source, target, against, options=options, **how, **reading)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        for line in lines_of(found, target):
+            print(printable(line))
+    if target is None and found.status:
+        raise SystemExit(found.status)

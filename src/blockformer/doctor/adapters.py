@@ -1,0 +1,92 @@
+"""An adapter and the model that it was trained on, from two folders, as one checkpoint whose adapter is not merged."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.names import PEFT
+
+from .any_checkpoint import AnyCheckpoint
+
+PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "use_dora": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "fan_in_fan_out": (False, None),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    "lora_bias": (False, None),
+    "use_qalora": (False, None),
+    "target_parameters": (None, []),
+}
+"""Entries of `adapter_config.json` -> the values with which merging is W + scale B A, and nothing else."""
+
+
+class WithAdapter(AnyCheckpoint):
+    """A base model's checkpoint, with an adapter's matrices among its tensors.
+
+    Args:
+        base: the whole model.
+        adapter: the adapter.
+    """
+
+    def __init__(self, base: AnyCheckpoint, adapter: AnyCheckpoint):
+        self.base, self.of_adapter = base, adapter
+        self.folder, self.weights, self.around, self.file = adapter.folder, adapter.weights, None, None
+        self._config_file, self.wrapper, self.adapter = None, None, None
+        self.config = dict(base.config)
+        self.kind = f"{adapter.kind} and its base model"
+        self.findings = [*base.findings, *(each for each in adapter.findings if each.kind != "adapter")]
+        lora = {name.removeprefix(PEFT): info for name, info in adapter.tensors.items()}
+        self.own = {name: info.name for name, info in lora.items()}
+        if clash := {*lora} & {*base.tensors}:
+            raise ConversionError(f"{adapter.folder}: {shown(min(clash))} is in its base model too")
+        self.tensors = {**base.tensors, **{name: replace(info, name=name) for name, info in lora.items()}}
+
+    def member(self, name: str) -> Any:
+        """See `Checkpoint.member`: a file that the adapter's folder lacks is the base model's."""
+        place = self.of_adapter if (self.of_adapter.folder / name).exists() else self.base
+        return place.member(name)
+
+    def read(self, name: str) -> Tensor:
+        """See `Checkpoint.read`."""
+        return self.of_adapter.read(self.own[name]) if name in self.own else self.base.read(name)
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """See `Checkpoint.parts`."""
+        return self.of_adapter.parts(self.own[name]) if name in self.own else self.base.parts(name)
+
+    def check_unchanged(self) -> None:
+        """See `Checkpoint.check_unchanged`."""
+        self.base.check_unchanged()
+        self.of_adapter.check_unchanged()
+
+    def close(self) -> None:
+        """See `Checkpoint.close`."""
+        self.base.close()
+        self.of_adapter.close()
+
+
+def scale_of(adapter: Mapping[str, Any], title: str) -> float:
+    """The scale of an adapter: alpha / rank, or alpha / sqrt(rank) with rsLoRA.
+
+    Args:
+        adapter: the content of `adapter_config.json`.
+        title: of the folder, for the error.
+
+    Raises:
+        ConversionError: it is of a kind that is not merged here, or its settings are missing.
+    """
+    odd = [name for name, values in PLAIN.items() if adapter.get(name) not in (*values, *([None] if adapter else []))]
+    alpha, rank = adapter.get("lora_alpha"), adapter.get("r")
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) and each > 0 for each in (alpha, rank))
+    if odd or not numbers:
+        why = f"adapter_config.json has {', '.join(f'{name}={adapter.get(name)!r}' for name in odd)}"
+        what = why if odd else "adapter_config.json lacks r or lora_alpha"
+        raise ConversionError(f"{title}: {what}, which is not merged here; use merge_and_unload() of PEFT")
+    return float(alpha) / (math.sqrt(rank) if adapter.get("use_rslora") else float(rank))  # type: ignore[arg-type]

@@ -1,0 +1,204 @@
+"""Any folder or file with weights, opened as far as it goes: what a strict reader refuses becomes a finding here."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from blockformer.conversion.rules.groups import Group, Target
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.config_file import read_config
+from blockformer.files.errors import CheckpointError, ConversionError, shown
+from blockformer.files.json_files import read_json
+from blockformer.files.names import STATE_DICTS
+from blockformer.files.safetensors_io import TensorInfo
+
+from .distributed import read_distributed
+from .finding import ERROR, WARNING, Finding
+from .llama2_c import LLAMA2_C, read_numbers
+from .pieces import Pieced
+from .rank_files import read_rank_files
+from .weight_files import ADAPTER, DISTRIBUTED, RANKS, Weights, weights_in
+
+WRAPPING_KEYS = (*STATE_DICTS, "module")
+"""Keys of pickled files that hold a state dict: of training scripts, Lightning, DeepSpeed."""
+
+
+class AnyCheckpoint(Checkpoint):
+    """A checkpoint whose problems are collected.
+
+    Args:
+        source: a folder or a file.
+        config: a `config.json` from elsewhere; None takes the one that lies there.
+
+    Attributes:
+        findings: what is wrong with the files.
+        kind: how the weights are stored, in words.
+        adapter: the content of `adapter_config.json` where the weights are an adapter's; else None.
+        beside: what lies next to the weights in a pickled file, where that is plain: settings of training code.
+        file: the file, if it is one; then `folder` is the one that it lies in.
+
+    Raises:
+        ConversionError: there is no such file.
+    """
+
+    def __init__(self, source: str | PathLike[str], config: Mapping[str, Any] | None = None):
+        self.findings: list[Finding] = []
+        self.kind = ""
+        self.adapter: dict[str, Any] | None = None
+        self.beside: dict[str, Any] = {}
+        self._given = config
+        self._pieces: dict[str, Pieced] = {}
+        self._plain: set[Path] = set()
+        path = Path(source)
+        if not path.exists():
+            raise ConversionError(f"{source}: there is no such folder or file")
+        self.file = None if path.is_dir() else path
+        super().__init__(path if self.file is None else path.parent)
+
+    @property
+    def _wrappers(self) -> tuple[str, ...]:
+        return WRAPPING_KEYS
+
+    def _open(self) -> None:
+        self.tensors, self._pieces, self.findings, self._identities = {}, {}, [], {}
+        self.config = dict(self._given) if self._given is not None else self._read_config()
+        weights = weights_in(self.file or self.folder)
+        self.findings += weights.findings
+        self.kind = weights.kind
+        if weights.kind == ADAPTER:
+            self.adapter = self._json("adapter_config.json")
+        try:
+            self._read_headers(weights)
+        except CheckpointError as error:
+            self.findings.append(Finding("file", ERROR, str(error)))
+        if self.wrapper:
+            self.beside = _beside(weights.files[0], self.wrapper)
+            self.findings.append(
+                Finding(
+                    "key",
+                    WARNING,
+                    f"the tensors lie under the key {shown(self.wrapper)} of a pickled file, where no class looks",
+                    "save only them: --mend writes them as safetensors",
+                    is_mended=True,
+                )
+            )
+
+    def _read_config(self) -> dict[str, Any]:
+        path = self.folder / "config.json"
+        if not path.exists():
+            return {}
+        try:
+            return read_config(self.member("config.json"))
+        except CheckpointError as error:
+            self.findings.append(Finding("config", ERROR, str(error)))
+            return {}
+
+    def _json(self, name: str) -> dict[str, Any]:
+        """A JSON file next to the weights; {} if there is none, or a damaged one."""
+        path = self.folder / name
+        if not path.exists():
+            return {}
+        try:
+            return read_json(self.member(name))
+        except CheckpointError as error:
+            self.findings.append(Finding("file", ERROR, str(error)))
+            return {}
+
+    def _read_headers(self, weights: Weights) -> None:
+        if weights.kind == DISTRIBUTED:
+            self._take_pieces(read_distributed(weights.files[0].parent))
+        elif weights.kind == RANKS and weights.files:
+            self._take_pieces(read_rank_files(weights.files))
+        for path in [] if self._pieces else weights.files:
+            self._note(path)
+            try:
+                numbers = read_numbers(path) if path.suffix == ".bin" else None
+                if numbers is not None:
+                    self._plain.add(path)
+                    self.beside = {LLAMA2_C.key: numbers[1]}
+                infos = self._headers(path) if numbers is None else numbers[0]
+            except CheckpointError as error:
+                self.findings.append(Finding("file", ERROR, str(error)))
+                continue
+            for info in infos:
+                other = self.tensors.setdefault(info.name, info)
+                if other is not info:
+                    where = f"{shown(other.file.name)} and in {shown(path.name)}"
+                    said = f"{shown(info.name)} is in {where}; the first is read"
+                    self.findings.append(Finding("twice", ERROR, said, "remove one of the files", names=(info.name,)))
+
+    def _take_pieces(self, pieces: dict[str, Pieced]) -> None:
+        self._pieces = pieces
+        self.tensors = {name: each.info for name, each in pieces.items()}
+        for path in sorted({file for each in pieces.values() for file in each.files}):
+            self._note(path)
+
+    def _note(self, path: Path) -> None:
+        """Remember a file for `check_unchanged`; links may not lead out of the folder."""
+        self.member(path.relative_to(self.folder).as_posix())
+
+    def _opened(self, path: Path) -> BinaryIO:
+        """See `Checkpoint._opened`; a file of plain numbers has no checksums to compare."""
+        if path in self._plain:
+            self._verified.add(path)
+        return super()._opened(path)
+
+    def read(self, name: str) -> Tensor:
+        """See `Checkpoint.read`."""
+        return self._pieces[name].read() if name in self._pieces else super().read(name)
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """See `Checkpoint.parts`; a tensor in pieces is read whole."""
+        return iter([self.read(name).reshape(-1)]) if name in self._pieces else super().parts(name)
+
+
+def _beside(path: Path, key: str) -> dict[str, Any]:
+    """The plain dicts next to the weights in a pickled file, which has been read with success before."""
+    loaded = torch.load(path, map_location="meta", weights_only=True, mmap=False)
+    return {str(name): value for name, value in loaded.items() if name != key and isinstance(value, dict)}
+
+
+class Changed(Checkpoint):
+    """A checkpoint as it would be after some changes, of which nothing is written.
+
+    Args:
+        source: the checkpoint.
+        groups: what would make its tensors.
+        config: its `config.json`.
+    """
+
+    def __init__(self, source: AnyCheckpoint, groups: Sequence[Group], config: Mapping[str, Any]):
+        self.source, self.config = source, dict(config)
+        self.folder, self.weights, self.around = source.folder, source.weights, None
+        self._config_file, self.wrapper = None, None
+        self.groups = {target.name: group for group in groups for target in group.targets}
+        targets = [target for group in groups for target in group.targets]
+        self.tensors = {each.name: _header(each, source.folder) for each in targets}
+
+    def read(self, name: str) -> Tensor:
+        """See `Checkpoint.read`."""
+        return dict(self.groups[name].apply(self.source.read))[name]
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """See `Checkpoint.parts`."""
+        group = self.groups[name]
+        if group.is_copy:
+            return (part.to(group.targets[0].dtype) for part in self.source.parts(group.sources[0]))
+        return iter([self.read(name).reshape(-1)])
+
+    def check_unchanged(self) -> None:
+        """See `Checkpoint.check_unchanged`."""
+        self.source.check_unchanged()
+
+    def close(self) -> None:
+        """See `Checkpoint.close`."""
+        self.source.close()
+
+
+def _header(target: Target, folder: Path) -> TensorInfo:
+    nbytes = torch.Size(target.shape).numel() * target.dtype.itemsize
+    return TensorInfo(target.name, target.dtype, target.shape, folder, nbytes)

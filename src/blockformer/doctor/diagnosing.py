@@ -1,0 +1,185 @@
+"""The diagnosis of a folder or file: everything that is unusual about it, and whether it can be mended."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from blockformer.conversion.families.registry import family_of
+from blockformer.files.config_file import is_ours
+from blockformer.files.errors import ConversionError, memory_errors
+from blockformer.files.progress import Progress, silent
+from blockformer.files.sizes import format_size
+from blockformer.files.sources import locate
+
+from .adapters import WithAdapter, scale_of
+from .any_checkpoint import AnyCheckpoint
+from .around import around_weights, moved_tokens
+from .examination import Examination, examine
+from .finding import ERROR, WARNING, Diagnosis, Finding
+from .options import Options
+from .weight_files import ADAPTER
+from .weight_numbers import of_dtypes, of_numbers, of_ties, rows_of
+
+SAID_ELSEWHERE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
+"""Entries of `config.json` that describe the file, and not the model."""
+
+
+def diagnose(
+    source: str | PathLike[str],
+    against: str | PathLike[str] | None = None,
+    *,
+    options: Options | None = None,
+    quick: bool = False,
+    progress: Progress | None = None,
+    **reading: Any,
+) -> Diagnosis:
+    """Find out what a checkpoint is and what is wrong with it. Nothing of it is run, and nothing is written.
+
+    Memory: the largest tensor that is in pieces, or a part of 1 MiB; `quick` reads no numbers.
+
+    Args:
+        source: a folder, a file with weights, or a Hub id.
+        against: the checkpoint that it was made of, a folder or a Hub id: for the config that is missing, and to
+            compare weights and tokenizer with.
+        options: what only the user can say; see `Options`.
+        quick: look at names, shapes and settings only.
+        progress: receives progress reports.
+        reading: for a Hub id: `revision`, `local_files_only`, ...; see `blockformer.files.sources.Reading`.
+
+    Raises:
+        ConversionError: there is no such folder, file or repo, or an option is wrong.
+    """
+    with memory_errors(), examined(source, against, options or Options(), **reading) as (found, other):
+        return diagnosis_of(source, found, other, against, quick, progress or silent)
+
+
+@contextmanager
+def examined(
+    source: str | PathLike[str], against: str | PathLike[str] | None, options: Options, **reading: Any
+) -> Iterator[tuple[Examination, AnyCheckpoint | None]]:
+    """The examination of a checkpoint, and the other checkpoint, both open."""
+    other = None if against is None else AnyCheckpoint(_place(against))
+    checkpoint = AnyCheckpoint(_place(source, **reading))
+    if not checkpoint.config and checkpoint.adapter is None and other is not None and other.config:
+        checkpoint.config = dict(other.config)
+        checkpoint.findings = [each for each in checkpoint.findings if each.kind != "config"]
+        said = "config.json is missing: that of the other checkpoint is taken"
+        checkpoint.findings.append(Finding("config", WARNING, said, "copy it", True))
+    if checkpoint.adapter is not None and other is not None and other.tensors:
+        options = replace(options, lora_scale=scale_of(checkpoint.adapter, os.fspath(source)))
+        checkpoint = WithAdapter(other, checkpoint)
+    with checkpoint:
+        yield examine(checkpoint, options), other
+    if other is not None:
+        other.close()
+
+
+def _place(source: str | PathLike[str], **reading: Any) -> Path:
+    return Path(source) if os.path.lexists(source) else locate(source, **reading).path
+
+
+def diagnosis_of(
+    source: str | PathLike[str],
+    found: Examination,
+    other: AnyCheckpoint | None,
+    against: str | PathLike[str] | None,
+    quick: bool,
+    progress: Progress,
+) -> Diagnosis:
+    """The diagnosis, from an examination of names and, unless it is quick, from the numbers."""
+    checkpoint, written = found.checkpoint, found.written
+    title = os.fspath(against) if against is not None else ""
+    result = Diagnosis(
+        os.fspath(source),
+        family=_family(found),
+        tensors=len(checkpoint.tensors),
+        nbytes=sum(info.nbytes for info in checkpoint.tensors.values()),
+        dtypes=dict(Counter(str(info.dtype).removeprefix("torch.") for info in checkpoint.tensors.values())),
+        changes=found.changes,
+        is_mendable=found.is_whole,
+    )
+    result.add([*checkpoint.findings, *found.findings])
+    if checkpoint.kind != ADAPTER and checkpoint.tensors:
+        result.add(of_dtypes(checkpoint.tensors, found.config))
+        if found.layouts is not None:
+            ties = [] if quick else of_ties(written, found.layouts, found.config)
+            result.add(ties)
+            result.is_mendable &= not any(each.severity == ERROR for each in ties)
+            longest = getattr(found.layouts.config, "max_position_embeddings", None)
+            rows = rows_of(written.tensors, found.layouts)
+            result.add(around_weights(checkpoint.folder, found.config, rows, longest))
+            result.add(_of_settings(found))
+    if other is not None:
+        result.add(_differences(found.config, other.config, title))
+        result.add(moved_tokens(checkpoint.folder, other.folder, title))
+    if not quick and checkpoint.tensors:
+        same_names = found.layouts is not None and found.groups
+        findings, _ = of_numbers(written if same_names else checkpoint, other, title, progress)
+        result.add(findings)
+    open_ = (each.kind for each in result.findings if each.severity == ERROR and not each.is_mended)
+    result.is_mendable &= not any(kind in BLOCKING for kind in open_)
+    result.what = _what(found, result)
+    return result
+
+
+BLOCKING = ("file", "shards", "twice", "adapter-beside", "unmerged")
+"""Kinds of errors with which what would be written is not known to be the model."""
+
+
+def _of_settings(found: Examination) -> list[Finding]:
+    if is_ours(found.config):
+        return []
+    try:
+        family = found.layouts.family if found.layouts is not None else family_of(found.config)
+    except ConversionError:
+        return []
+    notes = family.unused_note(found.config, only_misspelt=True) if family is not None else []
+    return [Finding("misspelt", WARNING, note, "correct the names") for note in notes]
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], title: str) -> list[Finding]:
+    names = [name for name in theirs if name in ours and ours[name] != theirs[name] and name not in SAID_ELSEWHERE]
+    if not names or not ours:
+        return []
+    told = ", ".join(f"{name} is {ours[name]!r} and {theirs[name]!r} there" for name in names[:4])
+    more = f", and {len(names) - 4} more" if names[4:] else ""
+    return [
+        Finding(
+            "config",
+            WARNING,
+            f"config.json is not that of {title}: {told}{more}",
+            "training rarely changes it: is this meant?",
+            names=tuple(names),
+        )
+    ]
+
+
+def _family(found: Examination) -> str | None:
+    """The name of the official family; None where it is unknown, or the model is of Blockformer's own layout."""
+    if found.plan is not None:
+        return found.plan.family.name
+    return None if found.layouts is None or found.layouts.family is None else found.layouts.family.name
+
+
+def _what(found: Examination, result: Diagnosis) -> str:
+    """What it is, in one sentence."""
+    if not result.tensors:
+        return found.checkpoint.kind
+    layouts = found.layouts
+    if found.checkpoint.kind == ADAPTER:
+        return f"{ADAPTER}, {result.tensors} tensors, {format_size(result.nbytes)}, {', '.join(result.dtypes)}"
+    if layouts is None and found.plan is not None:
+        kind = f"{found.plan.variant.head} in few bits"
+    elif layouts is None:
+        kind = str(found.config.get("model_type") or "an unknown family")
+    elif layouts.family is None:
+        kind = f"a {type(layouts.config).__name__} of Blockformer"
+    else:
+        kind = layouts.variant.head if layouts.variant is not None else layouts.family.name
+    dtypes = ", ".join(result.dtypes)
+    return f"{kind}, {found.checkpoint.kind}, {result.tensors} tensors, {format_size(result.nbytes)}, {dtypes}"

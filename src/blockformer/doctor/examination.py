@@ -1,0 +1,361 @@
+"""From the names in a file to those of the released layout: what is wrong on the way, and the groups that put it right.
+
+Every step that the tensors determine is taken. One that they do not determine is a finding whose remedy names the
+option that says it.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from blockformer.conversion.plan import Plan
+from blockformer.conversion.remedies import plan_official
+from blockformer.conversion.rules.groups import Group, Target
+from blockformer.conversion.rules.operations import Identity
+from blockformer.files.errors import ConversionError, MisfitError, shown
+from blockformer.files.quantized import FIELDS, check_plain
+from blockformer.files.quiet import quiet
+from blockformer.files.safetensors_io import TensorInfo
+
+from .any_checkpoint import AnyCheckpoint, Changed
+from .finding import ERROR, NOTE, WARNING, Finding, are, counted
+from .fused import renamed, split_joined
+from .kin import all_known_beginnings, kin
+from .layouts import Layouts, layouts_of
+from .llama2_c import LLAMA2_C
+from .lora import merged
+from .name_findings import example, of_error, of_fits, of_layout, of_names, wrong_shapes
+from .nano_gpt import NANO_GPT
+from .options import Options
+from .prefixes import unwrapped
+from .renames import asked_renames, with_renames
+from .weight_files import ADAPTER
+
+TRIES = 4
+"""Changes of `config.json` that are made one after the other."""
+
+
+@dataclass
+class Examination:
+    """A checkpoint, and what would make a whole one in the released layout of it.
+
+    Attributes:
+        checkpoint: as it is.
+        config: the `config.json` that is written.
+        groups: what makes the tensors that are written.
+        layouts: of the model; None where its config is unknown.
+        plan: of its conversion as it would be written; None where it does not convert.
+        findings, changes: see `Diagnosis`.
+        is_whole: whether what would be written is a whole checkpoint.
+    """
+
+    checkpoint: AnyCheckpoint
+    config: dict[str, Any]
+    groups: list[Group] = field(default_factory=list)
+    layouts: Layouts | None = None
+    plan: Plan | None = None
+    findings: list[Finding] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    is_whole: bool = False
+
+    @property
+    def written(self) -> Changed:
+        """The checkpoint as it would be written."""
+        return Changed(self.checkpoint, self.groups, self.config)
+
+
+def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
+    """Examine names, shapes and settings; no numbers are read, except where a family's variant depends on them."""
+    found = Examination(checkpoint, {**checkpoint.config, **options.settings})
+    names = with_renames(checkpoint.tensors, asked_renames(options.renames))
+    for name in options.dropped:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            raise ConversionError(
+                f"--drop {name}: there is no such tensor{f'; did you mean {near[0]}?' if near else ''}"
+            )
+        names.pop(name)
+    _note_what_is_asked(found, options)
+    if not names or checkpoint.kind == ADAPTER:
+        return found
+    if not found.config.get("model_type") and _is_of_own_code(found, names, options):
+        return found
+    _drop_stale_quantization(found)
+    if not _has_family(found, names, options):
+        return found
+    for _ in range(TRIES):
+        findings, changes, fits = _names_and_shapes(found, names, options)
+        if not fits:
+            break
+        before = {name: found.config.get(name) for name in fits}
+        found.config |= fits
+        found.findings.append(of_fits(before, fits))
+        found.changes += [f"config.json: {name} set to {json.dumps(value)}" for name, value in fits.items()]
+    found.findings += findings
+    found.changes += changes
+    return found
+
+
+OWN_CODE = (NANO_GPT, LLAMA2_C)
+"""Training code whose checkpoints are known."""
+
+
+def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Options) -> bool:
+    """Whether these are the tensors of training code that is known; then the groups are those to its family's model."""
+    plain = unwrapped([*names], {name for each in OWN_CODE for name in each.shows})
+    headers = {name: found.checkpoint.tensors[names[own]] for name, own in plain.names.items()}
+    code = next((each for each in OWN_CODE if {*each.shows} <= {*headers}), None)
+    if code is None:
+        return False
+    said = f"this is a checkpoint of {code.name}, which no library loads"
+    fix = f"--mend writes it as {code.as_}, which computes the same"
+    try:
+        entries = code.entries(code.settings(found.checkpoint.beside), headers) | dict(options.settings)
+        found.layouts = layouts_of(entries, None, lambda name: torch.empty(0), None)
+        groups = code.groups(headers, entries, found.layouts.released)
+        found.groups = _cast(renamed(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype)
+        found.config = entries | ({} if options.dtype is None else {"dtype": options.dtype})
+        with quiet():
+            found.plan = plan_official(found.written, None, None)
+    except ConversionError as error:
+        found.findings.append(Finding("own-code", ERROR, said, str(error)))
+        return True
+    found.is_whole = True
+    found.findings += [*plain.findings, Finding("own-code", WARNING, said, fix, True)]
+    found.changes += [*plain.changes, f"written as {code.as_}, with a config.json made of its {code.key}"]
+    return True
+
+
+def _note_what_is_asked(found: Examination, options: Options) -> None:
+    """What the user says is wrong, as a finding each."""
+    asked = [
+        *(f"config.json: {name} set to {json.dumps(each)}" for name, each in options.settings.items()),
+        *(f"{each.partition('=')[0]!r} renamed to {each.partition('=')[2]!r}" for each in options.renames),
+        *(f"{shown(name)} left out" for name in options.dropped),
+    ]
+    found.changes += asked
+    found.findings += [Finding("asked", WARNING, each, "as you said", True) for each in asked]
+
+
+def _drop_stale_quantization(found: Examination) -> None:
+    try:
+        check_plain(found.config, found.checkpoint.tensors)
+    except ConversionError as error:
+        entry = next(name for name in FIELDS if found.config.get(name))
+        said = str(error).partition("\n")[0].rstrip(":")
+        found.findings.append(Finding("quantization", ERROR, said, f"remove {entry}", True, (entry,)))
+        del found.config[entry]
+        found.changes.append(f"config.json: {entry} removed")
+
+
+def _has_family(found: Examination, names: Mapping[str, str], options: Options) -> bool:
+    """Whether a config says what the model is; if not, the families that it may be of are a finding."""
+    if found.config.get("model_type") or options.family:
+        return True
+    plain = unwrapped([*names], all_known_beginnings())
+    fitting = [name for name, _ in kin([*plain.names])]
+    found.findings += plain.findings
+    missing = "config.json is missing" if not found.config else "config.json: model_type is missing"
+    if not fitting:
+        said, fix = f"{missing}, and the tensors have the names of no known family", "name it with --family"
+    elif fitting[1:]:
+        said = f"{missing}, and the tensors have the names of {', '.join(fitting[:8])}"
+        fix = "put the config.json of the model it was made of there, or name that model with --against"
+    else:
+        said = f"{missing}, and the tensors have the names of {fitting[0]}"
+        fix = "put the config.json of the model it was made of there, or name that model with --against"
+    found.findings.append(Finding("config", ERROR, said, fix, names=tuple(fitting)))
+    return False
+
+
+def _names_and_shapes(
+    found: Examination, names: Mapping[str, str], options: Options
+) -> tuple[list[Finding], list[str], dict[str, Any]]:
+    """Plan with the config as it is now: findings, changes, and entries of the config that fit better."""
+    checkpoint, entries = found.checkpoint, found.config
+    if any(entries.get(name) for name in FIELDS) and _is_whole_in_few_bits(found, names, options):
+        return [], [], {}
+    try:
+        with quiet():
+            layouts = _layouts(found, names, options)
+    except ConversionError as error:
+        return [of_error(error)], [], {}
+    found.layouts = layouts
+    plain = unwrapped([*names], layouts.known)
+    own = {name: names[old] for name, old in plain.names.items()}
+    headers: dict[str, TensorInfo] = {name: checkpoint.tensors[old] for name, old in own.items()}
+    findings, changes = list(plain.findings), list(plain.changes)
+    groups = [_copy(name, header) for name, header in headers.items() if name in layouts.released]
+    elsewhere = {name: each for name, each in headers.items() if name in layouts.known and name not in layouts.released}
+    try:
+        moved = layouts.groups_to_released(elsewhere)
+    except ConversionError as error:
+        findings.append(Finding("layout", ERROR, f"names of another layout that do not belong together: {error}"))
+        moved = []
+    filled = {target.name for group in groups for target in group.targets}
+    moved = [group for group in moved if not filled & {target.name for target in group.targets}]
+    read = {name for group in moved for name in group.sources}
+    if moved:
+        findings.append(of_layout(moved))
+        changes.append(f"{len(read)} tensors written in the released layout, {example(moved)}")
+    groups += moved
+    filled = {target.name for group in groups for target in group.targets}
+    unknown = {name: each for name, each in headers.items() if name not in layouts.released and name not in read}
+    missing = {
+        name: shape for name, shape in layouts.released.items() if name not in filled and name not in layouts.optional
+    }
+    heads = getattr(layouts.config, "num_key_value_heads", None)
+    joined = split_joined(unknown, missing, heads, options.qkv, options.gate_up)
+    findings += joined.findings
+    groups += joined.groups
+    changes += [f"{len(joined.groups)} joined matrices split"] if joined.groups else []
+    unknown = {name: each for name, each in unknown.items() if name not in joined.joined}
+    missing = {name: shape for name, shape in missing.items() if name not in joined.filled}
+    groups = renamed(groups, own)
+    groups, of_lora, of_merge = merged(groups, plain.lora, names, checkpoint, options)
+    findings += of_lora
+    changes += of_merge
+    kept = renamed([_copy(name, header) for name, header in unknown.items()], own)
+    found.groups = _cast([*groups, *kept], options.dtype)
+    if options.dtype is not None:
+        changes.append(f"cast to {options.dtype}")
+        found.config[_dtype_entry(entries)] = options.dtype
+    ties = missing_ties(layouts, {*filled, *joined.filled})
+    missing |= ties
+    fits = _check(found, options, layouts, findings, unknown, missing)
+    return findings, changes, fits
+
+
+def _is_whole_in_few_bits(found: Examination, names: Mapping[str, str], options: Options) -> bool:
+    """Whether quantized weights convert as they are; then nothing is changed."""
+    found.groups = [_copy(name, found.checkpoint.tensors[own]) for name, own in names.items()]
+    found.groups = renamed(found.groups, names)
+    try:
+        with quiet():
+            found.plan = plan_official(found.written, options.family, None)
+    except ConversionError:
+        found.groups = []
+        return False
+    found.is_whole = True
+    return True
+
+
+def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> Layouts:
+    """The layouts; where `architectures` names a class that is none, those of the class that the tensors show."""
+    checkpoint, entries = found.checkpoint, found.config
+    try:
+        plain = layouts_of(entries, names, lambda name: checkpoint.read(names[name]), options.family)
+        if {*names} <= plain.known:
+            return _with_named_class(found, plain)
+    except ConversionError:
+        pass  # the names are not those of any layout yet
+    known = unwrapped([*names], all_names(entries, options.family))
+    todays = [*known.names]
+
+    def read(name: str) -> torch.Tensor:
+        return checkpoint.read(names[known.names[name]])
+
+    try:
+        layouts = layouts_of(entries, todays, read, options.family)
+    except ConversionError as error:
+        if not entries.get("architectures") or "architectures" not in str(error):
+            raise
+        without = {name: value for name, value in entries.items() if name != "architectures"}
+        layouts = layouts_of(without, todays, read, options.family)
+        if layouts.variant is None or "tie_word_embeddings" in str(error):
+            raise error from None
+    return _with_named_class(found, layouts)
+
+
+def _with_named_class(found: Examination, layouts: Layouts) -> Layouts:
+    """The layouts; `architectures` becomes the class that they are of, where it names another."""
+    entries = found.config
+    head = layouts.variant.head if layouts.variant is not None else None
+    if head is not None and entries.get("architectures") not in (None, [], [head]):
+        said = (
+            f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors are those of {head}"
+        )
+        found.findings.append(Finding("architectures", WARNING, said, f'write "architectures": ["{head}"]', True))
+        found.changes.append(f'config.json: architectures set to ["{head}"]')
+        found.config["architectures"] = [head]
+    return layouts
+
+
+def all_names(entries: Mapping[str, Any], family: str | None) -> set[str]:
+    """The names that a model of this config has, with the head that it names and with the usual one."""
+    usual = {name: value for name, value in entries.items() if name != "architectures"}
+    found: set[str] = set()
+    for each in (entries, usual):
+        with suppress(ConversionError):
+            found |= layouts_of(each, None, lambda name: torch.empty(0), family).known
+    return found
+
+
+def missing_ties(layouts: Layouts, filled: set[str]) -> dict[str, tuple[int, ...]]:
+    """Tied tensors of which no one is there."""
+    return {
+        source: layouts.released[source]
+        for name, source in layouts.tied.items()
+        if not {name, source} & filled and source in layouts.released
+    }
+
+
+def _check(
+    found: Examination,
+    options: Options,
+    layouts: Layouts,
+    findings: list[Finding],
+    unknown: Mapping[str, TensorInfo],
+    missing: Mapping[str, tuple[int, ...]],
+) -> dict[str, Any]:
+    """Plan the conversion of what would be written. Returns entries of the config with which it fits."""
+    if layouts.family is None:
+        misfits = wrong_shapes(found.groups, layouts.released)
+        found.is_whole = not (unknown or missing or misfits)
+        findings += [*of_names(unknown, missing), *misfits]
+        return {}
+    reason: ConversionError | None = None
+    try:
+        with quiet():
+            found.plan = plan_official(found.written, options.family, None)
+        found.is_whole = True
+    except MisfitError as error:
+        if error.fits:
+            return error.fits
+        reason = error
+    except ConversionError as error:
+        reason = error
+    if found.plan is None:
+        misfits = [*of_names(unknown, missing), *wrong_shapes(found.groups, layouts.released)]
+        findings += misfits
+        is_told = misfits or any(each.severity == ERROR and not each.is_mended for each in findings)
+        findings += [] if is_told or reason is None else [of_error(reason)]
+    elif unknown:
+        said = f"{counted(len(unknown), 'tensor')} {are(unknown)} not part of the model and can stay"
+        names = tuple(unknown)[:3]
+        findings.append(Finding("unused", NOTE, f"{said} ({shown(names[0])})", names=names))
+    return {}
+
+
+def _copy(name: str, header: TensorInfo) -> Group:
+    return Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
+
+
+def _cast(groups: list[Group], dtype: str | None) -> list[Group]:
+    if dtype is None:
+        return groups
+    kind = getattr(torch, dtype)
+
+    def target(each: Target) -> Target:
+        return Target(each.name, kind, each.shape) if each.dtype.is_floating_point else each
+
+    return [Group(group.sources, tuple(map(target, group.targets)), group.op) for group in groups]
+
+
+def _dtype_entry(entries: Mapping[str, Any]) -> str:
+    return "torch_dtype" if "torch_dtype" in entries and "dtype" not in entries else "dtype"

@@ -1,0 +1,132 @@
+"""A whole checkpoint in the released layout, made of one that is not: written tensor by tensor, then read again."""
+
+import os
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from blockformer.conversion.remedies import plan_official
+from blockformer.conversion.rules.ties import check_tied
+from blockformer.conversion.writing import CheckpointWeights
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.config_file import is_ours
+from blockformer.files.containers import ADAPTERS
+from blockformer.files.errors import ConversionError, listed
+from blockformer.files.json_files import json_text
+from blockformer.files.names import CODE_FILES, is_side_file
+from blockformer.files.new_repo import RepoOptions
+from blockformer.files.progress import Progress, silent
+from blockformer.files.quiet import quiet
+from blockformer.files.side_file_kinds import copy_file
+from blockformer.publishing import copy_code
+from blockformer.publishing.write_repo import RepoReport, write_repo
+
+from .adapters import WithAdapter
+from .diagnosing import diagnosis_of, examined
+from .examination import Examination
+from .finding import ERROR, Diagnosis
+from .layouts import Layouts
+from .options import Options
+
+NOT_COPIED = ("config.json", "conversion.json", *ADAPTERS)
+"""Files next to the weights that are written anew, or belong to what is left out."""
+
+
+def mend(
+    source: str | PathLike[str],
+    target: str | PathLike[str],
+    against: str | PathLike[str] | None = None,
+    *,
+    options: Options | None = None,
+    force: bool = False,
+    max_shard_size: int | str = "5GB",
+    progress: Progress | None = None,
+    **reading: Any,
+) -> Diagnosis:
+    """Write the checkpoint as it should be: in its family's released layout, as safetensors, with a config that fits.
+
+    Memory as `convert`: the largest group of tensors that are changed together. What is written is read again and
+    compared, tensor by tensor, before the folder appears; the source stays as it is.
+
+    Args:
+        source, against, options, progress, reading: see `diagnose`.
+        target: the folder to create.
+        force: replace a folder that Blockformer made, if nobody changed it.
+        max_shard_size: largest size of a weight file, such as "5GB".
+
+    Returns:
+        The diagnosis of the source, with the changes that were made.
+
+    Raises:
+        ConversionError: the tensors do not determine what is to be written: the message says which options do. Nothing
+            is written then.
+    """
+    repo = RepoOptions(max_shard_size, force, progress=progress or silent)
+    with examined(source, against, options or Options(), **reading) as (found, other):
+        diagnosis = diagnosis_of(source, found, other, against, True, repo.progress)
+        if not diagnosis.is_mendable:
+            open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
+            lines = [f"{each.sentence}; {each.remedy}" if each.remedy else each.sentence for each in open_]
+            raise ConversionError(f"{source}: not mended; this must be settled first:{listed(lines)}")
+        places = [each.file or each.folder for each in (found.checkpoint, other) if each is not None]
+        weights = CheckpointWeights(found.checkpoint, found.groups, _stored_ties(found), places)
+        report = RepoReport(os.fspath(source), Path(target))
+
+        def fill(folder: Path) -> None:
+            (folder / "config.json").write_text(json_text(found.config), encoding="utf-8")
+            if is_ours(found.config) and found.layouts is not None:
+                copy_code(folder, found.layouts.config)
+            diagnosis.changes += _copy_side_files(found, folder)
+            _verify(found, folder, repo.progress)
+
+        write_repo(weights, target, repo, fill, report)
+    diagnosis.changes += [f"{report.tensors} tensors written, read again and compared", *report.notes]
+    return diagnosis
+
+
+def _stored_ties(found: Examination) -> list[tuple[str, str]]:
+    """Tied pairs of which both are written."""
+    layouts: Layouts | None = found.layouts
+    names = {target.name for group in found.groups for target in group.targets}
+    return [] if layouts is None else [pair for pair in layouts.tied.items() if {*pair} <= names]
+
+
+def _copy_side_files(found: Examination, folder: Path) -> list[str]:
+    """Copy tokenizer, generation settings, licence and notes as they are. Returns what is said of them."""
+    checkpoint = found.checkpoint
+    copied, left = [], []
+    folders = [checkpoint.base.folder] if isinstance(checkpoint, WithAdapter) else []
+    files = {path.name: path for folder in (*folders, checkpoint.folder) for path in folder.iterdir()}
+    for name, path in sorted(files.items()):
+        if not path.is_file() or name in NOT_COPIED or name.startswith("."):
+            continue
+        if is_side_file(name, path.stat().st_size):
+            copy_file(checkpoint, name, folder / name)
+            copied.append(name)
+        elif name.endswith(CODE_FILES):
+            left.append(name)
+    said = [f"copied as they are: {', '.join(copied)}"] if copied else []
+    return said + ([f"not copied, code of the folder: {', '.join(left)}"] if left else [])
+
+
+def _verify(found: Examination, folder: Path, report_progress: Progress) -> None:
+    """Read what was written, strictly, and compare each tensor with what was to be written."""
+    written = found.written
+    with Checkpoint(folder) as result:
+        if not is_ours(result.config):
+            with quiet():
+                plan_official(result, None if found.layouts is None else _name_of(found.layouts), None)
+        done, total = 0, sum(info.nbytes for info in result.tensors.values())
+        for name, info in result.tensors.items():
+            sides: dict[str, Callable] = {"written": result.parts, "meant": written.parts}
+            try:
+                check_tied(lambda side, name=name, sides=sides: sides[side](name), [("written", "meant")])
+            except ConversionError as error:
+                raise ConversionError(f"{folder}: {name} is not what was to be written") from error
+            done += info.nbytes
+            report_progress("comparing", done, total)
+
+
+def _name_of(layouts: Layouts) -> str | None:
+    return None if layouts.family is None else layouts.family.name

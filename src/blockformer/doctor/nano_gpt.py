@@ -1,0 +1,54 @@
+"""nanoGPT's `ckpt.pt`: GPT-2 with linear layers that are not transposed, an exact GELU, and perhaps no biases."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from blockformer.conversion.rules.operations import Transpose
+from blockformer.conversion.rules.table import Rule
+from blockformer.files.safetensors_io import HasHeader
+
+from .own_code import OwnCode, Settings
+
+LAYER = "transformer.h.{layer}."
+MATRICES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+NORMS = ("ln_1", "ln_2")
+
+
+def _entries(settings: Settings, tensors: Mapping[str, HasHeader]) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": "gelu",
+        "n_layer": settings["n_layer"],
+        "n_head": settings["n_head"],
+        "n_embd": settings["n_embd"],
+        "n_positions": settings["block_size"],
+        "vocab_size": settings["vocab_size"],
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        # The code knows no special tokens; those of GPT-2's tokenizer, where it has them.
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), 50256 if settings["vocab_size"] > 50256 else None),
+        **{name: float(settings.get("dropout") or 0.0) for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")},
+        "dtype": str(tensors["transformer.wte.weight"].dtype).removeprefix("torch."),
+    }
+
+
+def _rules(config: Mapping[str, Any]) -> Sequence[Rule]:
+    same = ["transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"]
+    same += [f"{name}.{kind}" for name in ("transformer.ln_f", *(LAYER + each for each in NORMS)) for kind in KINDS]
+    same += [f"{LAYER}{name}.bias" for name in MATRICES]
+    turned = [Rule(f"{LAYER}{name}.weight", f"{LAYER}{name}.weight", Transpose()) for name in MATRICES]
+    return [*(Rule(name, name) for name in same), *turned]
+
+
+KINDS = ("weight", "bias")
+NANO_GPT = OwnCode(
+    name="nanoGPT",
+    as_="GPT2LMHeadModel",
+    shows=("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.attn.c_attn.weight", "lm_head.weight"),
+    key="model_args",
+    needs=("n_layer", "n_head", "n_embd", "block_size", "vocab_size"),
+    entries=_entries,
+    rules=_rules,
+    ignored=(f"{LAYER}attn.bias",),
+)

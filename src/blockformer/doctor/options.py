@@ -1,0 +1,55 @@
+"""What a user says about a checkpoint that its tensors do not show."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from blockformer.conversion.arguments import check_family, dtype_name
+from blockformer.files.errors import ConversionError, shown
+
+from .fused import GATE_UP, QKV
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices that only the user can make; see `blockformer.doctor.diagnose`.
+
+    Raises:
+        ConversionError: one has a value that it cannot have.
+    """
+
+    family: str | None = None
+    renames: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    qkv: str | None = None
+    gate_up: str | None = None
+    lora_scale: float | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("--qkv", self.qkv, QKV), ("--gate-up", self.gate_up, GATE_UP)):
+            if value is not None and value not in known:
+                raise ConversionError(f"{name} must be one of {', '.join(known)}, not {shown(value)}")
+        if self.family is not None:
+            check_family(self.family)
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
+
+
+def settings_from(texts: Iterable[str]) -> dict[str, Any]:
+    """`NAME=JSON` texts as entries of a config; a value that is not JSON is a text.
+
+    Raises:
+        ConversionError: one has no name or no value.
+    """
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ConversionError(f"--set must be like NAME=VALUE, not {shown(text)}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found

@@ -1,0 +1,137 @@
+"""Findings about the numbers in a checkpoint: dtypes, NaN, zeros, weights that nobody trained or nobody changed."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from blockformer.conversion.families.base import HEAD_ONLY
+from blockformer.conversion.rules.ties import check_tied
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.progress import Progress
+from blockformer.files.quantized import FIELDS
+from blockformer.files.safetensors_io import TensorInfo
+
+from .finding import ERROR, NOTE, WARNING, Finding, are, counted
+from .layouts import Layouts
+from .values import Values, values_of
+
+PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+KEPT_WIDE = ("e_score_correction_bias", "inv_freq", "A_log", "logit_scale", "masked_bias")
+"""Ends of names of tensors that many models keep in float32."""
+
+
+def of_dtypes(tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any]) -> list[Finding]:
+    """Where dtypes are mixed, or `config.json` says another one."""
+    if any(entries.get(name) for name in FIELDS):
+        return []
+    plain = {name: info.dtype for name, info in tensors.items() if info.dtype in PLAIN and not name.endswith(KEPT_WIDE)}
+    counts = Counter(plain.values()).most_common()
+    findings = []
+    if counts[1:]:
+        kinds = ", ".join(f"{number} {_name(kind)}" for kind, number in counts)
+        few = next(name for name, kind in plain.items() if kind is counts[-1][0])
+        said = f"the dtypes of tensors are mixed: {kinds} ({shown(few)})"
+        findings.append(
+            Finding("dtypes", WARNING, said, "--dtype casts all to one, if that is not meant", names=(few,))
+        )
+    said_dtype = entries.get("dtype") or entries.get("torch_dtype")
+    most = _name(counts[0][0]) if counts else None
+    if said_dtype is not None and most is not None and said_dtype != most:
+        text = f"config.json says {said_dtype}, and most weights are {most}: transformers loads them as {said_dtype}"
+        fix = f"write the dtype that is meant, --set dtype={most}, or cast the weights, --dtype {said_dtype}"
+        findings.append(Finding("dtypes", WARNING, text, fix))
+    return findings
+
+
+def of_ties(written: Checkpoint, layouts: Layouts, entries: Mapping[str, Any]) -> list[Finding]:
+    """Whether tied tensors are stored twice, and are equal."""
+    pairs = [pair for pair in layouts.tied.items() if {*pair} <= {*written.tensors}]
+    findings = []
+    for name, source in pairs:
+        try:
+            check_tied(written.parts, [(name, source)])
+        except ConversionError:
+            said = f"{shown(name)} and {shown(source)} are tied by config.json, and they differ"
+            fix = f"keep one, --drop {name} or --drop {source}; or both, --set tie_word_embeddings=false"
+            findings.append(Finding("tied", ERROR, said, fix, names=(name, source)))
+        else:
+            said = f"{shown(name)} and {shown(source)} are tied and stored twice; they are equal"
+            findings.append(Finding("tied", NOTE, said, names=(name, source)))
+    if layouts.variant is not None and HEAD_ONLY in layouts.variant.traits:
+        said = "the head is stored in place of the embeddings that it is tied to"
+        findings.append(Finding("tied", NOTE, said, "transformers reads either"))
+    return findings
+
+
+def of_numbers(
+    checkpoint: Checkpoint, other: Checkpoint | None, title: str, progress: Progress
+) -> tuple[list[Finding], dict[str, Values]]:
+    """What the numbers of a checkpoint say, compared with another checkpoint if there is one."""
+    theirs = {} if other is None else other.tensors
+    comparable = [
+        name
+        for name, info in checkpoint.tensors.items()
+        if name in theirs and (theirs[name].dtype, theirs[name].shape) == (info.dtype, info.shape)
+    ]
+    parts = None if other is None else other.parts
+    values = values_of(checkpoint.tensors, checkpoint.parts, parts, comparable, progress)
+    infos = checkpoint.tensors
+    return [*_broken(values, infos), *_untrained(values, infos), *_unchanged(values, title)], values
+
+
+def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
+    findings = []
+    if bad := [name for name, each in values.items() if each.nonfinite]:
+        said = f"NaN or infinite numbers in {counted(len(bad), 'tensor')}:{listed(map(shown, bad), 6)}"
+        fix = "take an earlier checkpoint: training diverged, or the file was cast to a dtype with too small a range"
+        findings.append(Finding("nonfinite", ERROR, said, fix, names=tuple(bad)))
+    zero = [name for name, each in values.items() if each.constant == 0 and len(infos[name].shape) > 1]
+    if zero:
+        said = f"{counted(len(zero), 'matrix', 'matrices')} {are(zero)} all zero:{listed(map(shown, zero), 6)}"
+        fix = "save again: a ZeRO-3 or FSDP run that saves without gathering writes zeros, and so does a meta device"
+        findings.append(Finding("zeros", ERROR, said, fix, names=tuple(zero)))
+    return findings
+
+
+def _untrained(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
+    judged = {name: each.is_drawn for name, each in values.items() if each.is_drawn is not None}
+    drawn = [name for name, is_drawn in judged.items() if is_drawn]
+    if not drawn:
+        return []
+    if len(drawn) == len(judged) and len(judged) > 1:
+        said = f"all {len(judged)} matrices look freshly initialised: nothing was trained"
+        fix = "if it was trained, the training code saved another model than the one that it trained"
+        return [Finding("fresh", WARNING, said, fix, names=tuple(drawn))]
+    said = f"{len(drawn)} of {len(judged)} matrices look freshly initialised:{listed(map(shown, drawn), 6)}"
+    fix = (
+        "train them, or look for their weights: a library that misses a name draws the tensor at random, and saving "
+        "then writes it"
+    )
+    return [Finding("fresh", WARNING, said, fix, names=tuple(drawn))]
+
+
+def _unchanged(values: Mapping[str, Values], title: str) -> list[Finding]:
+    compared = {name: each.is_equal for name, each in values.items() if each.is_equal is not None}
+    same = [name for name, is_equal in compared.items() if is_equal]
+    if not compared:
+        return []
+    if len(same) == len(compared):
+        said = f"all {len(same)} tensors are those of {title}, bit for bit: nothing was trained, or it was not saved"
+        return [Finding("unchanged", WARNING, said, "save the model that was trained; merge its adapter first")]
+    if same:
+        said = f"{len(same)} of {len(compared)} tensors are those of {title}, bit for bit ({shown(same[0])})"
+        return [Finding("unchanged", NOTE, said, names=tuple(same))]
+    return []
+
+
+def rows_of(tensors: Mapping[str, TensorInfo], layouts: Layouts | None) -> int | None:
+    """The rows of the embeddings: of the tensor that has as many rows as the model's vocabulary."""
+    size = getattr(layouts.config, "vocab_size", None) if layouts is not None else None
+    return size if any(info.shape[:1] == (size,) for info in tensors.values()) else None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

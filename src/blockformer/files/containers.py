@@ -1,0 +1,148 @@
+"""What a folder without readable weights is, by the names of its files: an adapter, a shard, another library's."""
+
+import os
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import CheckpointError, shown
+from .json_files import read_json
+from .names import WEIGHTS
+
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+RANK = re.compile(r"(?P<start>.*?)(world_size_(?P<world>\d+)_)?rank[_-]?(?P<rank>\d+)(?P<end>\.(pt|pth|bin|ckpt))")
+"""The name of the file that one process of an FSDP run writes."""
+OTHER_STATE = re.compile(r"(optim|optimizer|extra|rng|random|scheduler|grad_scaler|data|zero_pp|bf16_zero|mp_)")
+"""How the names of files of processes begin that hold no weights, or not in this way."""
+OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
+JOIN = "blockformer doctor {folder} --mend NEW writes a plain checkpoint of it"
+
+
+@dataclass(frozen=True)
+class Container:
+    """A kind of files that are no model's weights as libraries read them.
+
+    Attributes:
+        name: of the kind, which does not change between releases.
+        starts: how the names of its files or folders begin.
+        what: it is, in words.
+        remedy: what to do; `{name}` and `{folder}` are filled in.
+    """
+
+    name: str
+    starts: tuple[str, ...]
+    what: str
+    remedy: str
+
+    def shown_by(self, names: Iterable[str]) -> str | None:
+        """The first of these names that shows it, or None."""
+        return next((name for name in sorted(names) if name.startswith(self.starts)), None)
+
+
+CONTAINERS = (
+    Container("tensorflow", ("tf_model",), "these are weights for TensorFlow", OLDER.format("from_tf")),
+    Container("flax", ("flax_model",), "these are weights for Flax", OLDER.format("from_flax")),
+    Container(
+        "zero",
+        ("global_step", "zero_pp_rank", "bf16_zero_pp_rank"),
+        "these are the parts that DeepSpeed ZeRO saves",
+        "join them with DeepSpeed's own program: python -m deepspeed.utils.zero_to_fp32 {folder} NEW "
+        "--safe_serialization (the folder has it as zero_to_fp32.py too, which is code of that folder)",
+    ),
+    Container(
+        "fsdp",
+        ("pytorch_model_fsdp",),
+        "these are the parts that FSDP saves",
+        f"join them: accelerate merge-weights {{folder}}/{{name}} {{folder}}, or {JOIN}",
+    ),
+    Container("dcp", (".metadata", "__0_0.distcp"), "this is a distributed checkpoint (DCP)", JOIN),
+    Container(
+        "megatron",
+        ("mp_rank_", "iter_0", "latest_checkpointed_iteration"),
+        "this is a checkpoint of Megatron-LM",
+        "convert it with the tool of its framework (Megatron-Bridge, NeMo) to a Hugging Face folder",
+    ),
+    Container(
+        "litgpt", ("lit_model.pth",), "this is a checkpoint of LitGPT", "litgpt convert_from_litgpt {folder} NEW"
+    ),
+    Container(
+        "consolidated",
+        ("consolidated",),
+        "these are weights in the layout of their maker's own code, whose queries and keys have another order",
+        "name the repo in transformers' layout",
+    ),
+    Container("onnx", ("onnx",), "this is a model for ONNX", "name the checkpoint that it was exported from"),
+)
+
+
+def container_of(names: Collection[str], folder: Path) -> tuple[Container, str, str] | None:
+    """The kind of a folder by the names in it, what it is, and the remedy; None if it is of none of them."""
+    for each in CONTAINERS:
+        if (name := each.shown_by(names)) is not None:
+            return each, f"{each.what} ({name})", each.remedy.format(folder=folder, name=name)
+    if (name := next((name for name in sorted(names) if name.endswith(".gguf")), None)) is not None:
+        return GGUF, f"{GGUF.what} ({name})", GGUF.remedy
+    ranks = [match for name in sorted(names) if (match := RANK.fullmatch(name)) and not OTHER_STATE.match(name)]
+    if ranks:
+        return (FSDP_SHARD, *shard_said(ranks, folder))
+    return None
+
+
+GGUF = Container(
+    "gguf",
+    (),
+    "this is a GGUF file for llama.cpp",
+    "transformers makes plain weights of it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE), "
+    "then save_pretrained",
+)
+FSDP_SHARD = Container("fsdp-shard", (), "this is an FSDP shard", JOIN)
+
+
+def what_it_is(place: Path) -> str | None:
+    """What a folder or file is, and the remedy, in one sentence; None if its files show nothing unusual."""
+    folder = place if place.is_dir() else place.parent
+    names = [path.name for path in place.iterdir()] if place.is_dir() else [place.name]
+    adapter = adapter_said(folder) if {*names} & {*ADAPTERS} else None
+    if adapter is not None:
+        return "; ".join(adapter)
+    found = container_of(names, folder)
+    return None if found is None else f"{found[1]}: {found[2]}"
+
+
+def shard_said(ranks: Collection[re.Match[str]], folder: Path) -> tuple[str, str]:
+    """The sentence on the files of some processes of a run, and the remedy."""
+    known = list(ranks)
+    world = int(known[0]["world"] or 0) or max(int(each["rank"]) for each in known) + 1
+    if len(known) == 1:
+        said = f"this is an FSDP shard, {int(known[0]['rank']) + 1} of {world}, not a model"
+    else:
+        said = f"these are {len(known)} of {world} FSDP shards, not a model"
+    fix = f"consolidate with blockformer doctor {folder} --mend NEW"
+    return said, fix if len(known) == world else f"put the shards of all processes into one folder, and {fix}"
+
+
+def adapter_said(folder: Path) -> tuple[str, str] | None:
+    """The sentence on the adapter in a folder, and the remedy; None if there is no adapter."""
+    if not any(os.path.lexists(folder / name) for name in ADAPTERS):
+        return None
+    try:
+        config = read_json(folder / "adapter_config.json") if (folder / "adapter_config.json").is_file() else {}
+    except CheckpointError:
+        config = {}
+    if any(os.path.lexists(folder / name) for pair in WEIGHTS for name in pair):
+        return (
+            "an adapter (adapter_config.json, adapter_model) lies next to whole weights, and from_pretrained of "
+            "transformers then loads the adapter's base model in place of them",
+            "if the weights are the merged ones, move the adapter's files away; if they are the base, merge the "
+            "adapter with merge_and_unload() of PEFT",
+        )
+    kind = config.get("peft_type")
+    title = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({shown(kind)})"
+    rank = f" of rank {config['r']}" if type(config.get("r")) is int else ""
+    base = config.get("base_model_name_or_path")
+    named = shown(base) if isinstance(base, str) and base else "its base model"
+    remedy = (
+        f"merge it into {named}: blockformer doctor {folder} --against BASE --mend NEW, or merge_and_unload() of PEFT"
+    )
+    return f"this is {title}{rank} for {named}, not a model", remedy
