@@ -253,7 +253,7 @@ class GatedDeltaRule(nn.Module):
 
 
 def _unit(states):
-    """Vectors of length 1, but for very short ones."""
+    """Vectors of length 1; very short ones stay short."""
     return states * torch.rsqrt(states.square().sum(-1, keepdim=True) + 1e-6)
 
 
@@ -281,7 +281,7 @@ def _layer_of(past_key_values, layer_idx: int, rows: int):
 def _states_of(held):
     """What a cache's layer keeps: the last tokens before the convolution [B, D, W], and the state; or twice None."""
     named = [getattr(held, name) for name in ("has_previous_state", "conv_states", "recurrent_states")]
-    has_any, past, state = (each[0] if isinstance(each, dict) else each for each in named)  # dicts since 5.10
+    has_any, past, state = (each[0] if isinstance(each, dict) else each for each in named)  # dicts in newer releases
     if not has_any or past is None or state is None:
         return None, None
     return past, state.clone() if torch.is_grad_enabled() else state  # it is written over afterwards
