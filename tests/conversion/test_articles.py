@@ -609,7 +609,7 @@ def test_options_that_do_not_belong_together(tmp_path):
         path.parent, family="article-gpt", config=settings
     )
     assert "no such file" in message(tmp_path / "nowhere.pt", family="article-gpt", config=settings)
-    assert "must end in .bin, .pt, .pth, .safetensors" in message(settings, family="article-gpt", config=settings)
+    assert "end in .bin, .pt, .pth, .ckpt, .safetensors" in message(settings, family="article-gpt", config=settings)
     assert "cannot be opened: No such file" in message(path, family="article-gpt", config=tmp_path / "no.json")
     assert "read but not written" in message(path, family="article-gpt", config=settings, to_official=True)
     assert "there is no family 'article-gtp'" in message(path, family="article-gtp", config=settings)

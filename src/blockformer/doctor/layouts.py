@@ -116,14 +116,14 @@ def layouts_of(
 
     targets = (target for group in made for target in group.targets)
     ties = {a: b for name, source in tied.items() for a, b in _pairs(published, shapes, name, source)}
-    of_class = [name for name in in_class if name in family.optional(variant)]
+    optional = {name: shapes[name] for name in tied} | pooler
     return Layouts(
         config,
         {spelled.stored(target.name): target.shape for target in targets},
         in_class,
         shapes,
         ties,
-        frozenset([*ties, *published(pooler), *map(spelled.stored, of_class)]),
+        frozenset([*ties, *published(optional)]),
         family,
         variant,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from blockformer.conversion.rules.groups import Group
-from blockformer.conversion.rules.operations import OneWay, Operation, Shape
+from blockformer.conversion.rules.operations import Operation, Shape
 from blockformer.files.errors import ConversionError, shown
 
 from .adapters import WithAdapter
@@ -20,7 +20,7 @@ MATRIX = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.(?P<adapter>[^.]+))?
 
 
 @dataclass(frozen=True)
-class MergeLora(OneWay):
+class MergeLora:
     """W [N, M], A [R, M], B [N, R] -> W + scale B A, computed in float32.
 
     Args:

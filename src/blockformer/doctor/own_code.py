@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blockformer.conversion.rules.groups import Group, Target
-from blockformer.conversion.rules.operations import OneWay, Shape
+from blockformer.conversion.rules.operations import Shape
 from blockformer.conversion.rules.table import Rule, RuleTable
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.safetensors_io import HasHeader
@@ -81,7 +81,7 @@ class OwnCode:
 
 
 @dataclass(frozen=True)
-class Zeros(OneWay):
+class Zeros:
     """A tensor of zeros: a bias that a model does without."""
 
     shape: Shape

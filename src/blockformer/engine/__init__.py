@@ -48,6 +48,7 @@ Then those that only the package uses:
 - `_active_collector`, and the name `output_capturing_hook` (output_capturing of transformers): a model that was once
   is asked for hidden states or attentions no longer uses fast paths.
 - `_checkpoint_offset` (torch.UntypedStorage): `pytorch_model.bin` is read whole instead of tensor by tensor.
+- `_local_tensor`, `_spec` (of a pickled DTensor of torch): the file of a rank of FSDP2 is said to be none.
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
 """
 
