@@ -27,7 +27,7 @@ def of_embedder(size: int, pooling: str, prompts: Mapping[str, str], before: Map
     modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     settings = {"model_type": "SentenceTransformer", "default_prompt_name": None, "similarity_fn_name": "cosine"}
     return {
-        MODULES: _modules(modules),
+        MODULES: _listed(modules),
         "1_Pooling/config.json": {
             "word_embedding_dimension": size,
             **{entry: name == pooling for name, entry in POOLINGS.items()},
@@ -50,7 +50,7 @@ def of_reranker(template: str | None, before: Mapping[str, Any]) -> dict[str, An
     kinds = {"text": takes} | ({} if template is None else {"message": {**takes, "format": template}})
     settings: dict[str, Any] = {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None}
     return {
-        MODULES: _modules({"": "Transformer"}),
+        MODULES: _listed({"": "Transformer"}),
         BODY: {
             "transformer_task": "sequence-classification",
             "modality_config": kinds,
@@ -60,7 +60,7 @@ def of_reranker(template: str | None, before: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _modules(kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+def _listed(kinds: Mapping[str, str]) -> list[dict[str, Any]]:
     """The content of `modules.json`, of folder -> class."""
     return [
         {"idx": number, "name": str(number), "path": path, "type": f"{_MODULE}.{kind}"}
