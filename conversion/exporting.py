@@ -93,7 +93,7 @@ def own_groups(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[list[G
     """How the weights of a folder in our layout are copied, which are tied, and how many parameters there are.
 
     Raises:
-        ConversionError: they are not those of the config.
+        ConversionError: the config describes other tensors.
     """
     model_class = MODELS[architecture_of(config)]
     shapes, tied, parameters = expected_tensors(model_class, config)

@@ -155,7 +155,7 @@ def convert_for_search(
     if use == "reranker" and made_for.template(tokenizer) is None:
         report.notes.append("no chat template writes pairs, so the tokenizer joins them; --template FILE gives one")
     if source.has_head and not made.tie_word_embeddings:
-        report.notes.append("the language model's head is not kept, so there is no way back: keep the source")
+        report.notes.append("the language model's head is dropped, and this cannot be undone: keep the source")
     return report
 
 

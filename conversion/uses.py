@@ -52,7 +52,7 @@ class Use(Protocol):
         """
 
     def groups(self, groups: Sequence[Group], before: PretrainedConfig) -> list[Group]:
-        """How the weights of the result are made, of how those of the source are."""
+        """The groups that make the result's weights, from the groups that make the source's."""
 
     def files(self, config: PretrainedConfig, tokenizer: Any, before: Mapping[str, Any]) -> dict[str, Any]:
         """File -> content of those that sentence-transformers reads; `before` are its settings in the source."""

@@ -51,7 +51,7 @@ def common_rules(config: PretrainedConfig) -> list[Rule]:
 
 
 def next_rules(config: PretrainedConfig) -> list[Rule]:
-    """Those of Qwen3-Next, whose projections are two matrices, key head by key head."""
+    """Layers of Qwen3-Next, whose projections are two matrices, key head by key head."""
     keys, values, groups = sizes_of(config)
     steps = getattr(config, "linear_num_value_heads", 0)
     of_states = Split(0, (keys, keys, values, values), groups)
@@ -67,7 +67,7 @@ def next_rules(config: PretrainedConfig) -> list[Rule]:
 
 
 def text_rules(config: PretrainedConfig) -> list[Rule]:
-    """Those of Qwen3.5, whose queries, keys and values are one matrix."""
+    """Layers of Qwen3.5, whose queries, keys and values are one matrix."""
     keys, values, _ = sizes_of(config)
     targets = tuple(f"self_attn.{name}.weight" for name in PARTS[:3])
     names = ("in_proj_z", "in_proj_b", "in_proj_a")

@@ -1,4 +1,4 @@
-"""The fields that a config has, those of its blocks from outside included, and which of them need others.
+"""The fields of a config and of its blocks from outside, and which of them need others.
 
 Only `inspect`, its page and presets ask which field needs which, so that a published repo does not carry the answer.
 """

@@ -187,7 +187,7 @@ def test_an_untied_head_says_that_there_is_no_way_back(tmp_path):
     decoder(tmp_path / "src", tie_word_embeddings=False)
     report = reranker(tmp_path, verify="quick")
     assert report.parity.measured[0].positions == 20
-    assert any("there is no way back: keep the source" in note for note in report.notes)
+    assert any("this cannot be undone: keep the source" in note for note in report.notes)
     with pytest.raises(ConversionError, match=r"head is not here, .* not tied to it; convert the first source again"):
         convert_reshaped(tmp_path / "dst", tmp_path / "back", topology="decoder")
     assert not (tmp_path / "back").exists()

@@ -110,12 +110,12 @@ CASES = {
     ),
     "class of torch.compile": (
         lambda folder: edit_config(folder, architectures=["OptimizedModule"]),
-        "the tensors are those of LlamaForCausalLM",
+        "the tensors belong to LlamaForCausalLM",
         {},
     ),
     "class of FSDP": (
         lambda folder: edit_config(folder, architectures=["FSDPLlamaForCausalLM"]),
-        "the tensors are those of LlamaForCausalLM",
+        "the tensors belong to LlamaForCausalLM",
         {},
     ),
     "stale 4 bits": (

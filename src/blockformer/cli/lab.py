@@ -3,16 +3,47 @@
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blockformer.conversion import ConversionError
+from blockformer.files.errors import ConversionError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from blockformer.lab.experiment import Experiment, Run
+
+
+def lab(
+    experiment: Annotated[
+        Path,
+        typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare, on what, for how long.", show_default=False),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="The folder of the runs; by default named like the file.", show_default=False)
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="K/N", help="Only every N-th run, from the K-th on.", show_default=False)
+    ] = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Train each config at each of these hidden sizes, such as 64,128,256, and fit a power law.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the file and show the runs; train nothing.")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Train nothing: report the runs that are finished.")] = False,
+) -> None:
+    """Train configs that differ in one setting or in several, and compare them: equal sizes, several seeds.
+
+    Finished runs are never repeated: run it again after a kill, or with more seeds or configs in the file.
+    """
+    run_lab(experiment, output, shard, widths, dry_run, report)
 
 
 def run_lab(

@@ -38,24 +38,24 @@ class AnyCheckpoint(Checkpoint):
         findings: what is wrong with the files.
         kind: how the weights are stored, in words.
         adapter: the content of `adapter_config.json` where the weights are an adapter's; else None.
-        beside: what lies next to the weights in a pickled file, where that is plain: settings of training code.
+        extras: what lies next to the weights in a pickled file, where that is plain: settings of training code.
         file: the file, if it is one; then `folder` is the one that it lies in.
 
     Raises:
-        ConversionError: there is no such file.
+        ConversionError: the file does not exist.
     """
 
     def __init__(self, source: str | PathLike[str], config: Mapping[str, Any] | None = None):
         self.findings: list[Finding] = []
         self.kind = ""
         self.adapter: dict[str, Any] | None = None
-        self.beside: dict[str, Any] = {}
+        self.extras: dict[str, Any] = {}
         self._given = config
         self._pieces: dict[str, Pieced] = {}
         self._plain: set[Path] = set()
         path = Path(source)
         if not path.exists():
-            raise ConversionError(f"{source}: there is no such folder or file")
+            raise ConversionError(f"{source}: no such folder or file")
         self.file = None if path.is_dir() else path
         super().__init__(path if self.file is None else path.parent)
 
@@ -76,7 +76,7 @@ class AnyCheckpoint(Checkpoint):
         except CheckpointError as error:
             self.findings.append(Finding("file", ERROR, str(error)))
         if self.wrapper:
-            self.beside = _beside(weights.files[0], self.wrapper)
+            self.extras = _extras(weights.files[0], self.wrapper)
             self.findings.append(
                 Finding(
                     "key",
@@ -98,7 +98,7 @@ class AnyCheckpoint(Checkpoint):
             return {}
 
     def _json(self, name: str) -> dict[str, Any]:
-        """A JSON file next to the weights; {} if there is none, or a damaged one."""
+        """A JSON file next to the weights; {} if it is missing or damaged."""
         path = self.folder / name
         if not path.exists():
             return {}
@@ -119,7 +119,7 @@ class AnyCheckpoint(Checkpoint):
                 numbers = read_numbers(path) if path.suffix == ".bin" else None
                 if numbers is not None:
                     self._plain.add(path)
-                    self.beside = {LLAMA2_C.key: numbers[1]}
+                    self.extras = {LLAMA2_C.key: numbers[1]}
                 infos = self._headers(path) if numbers is None else numbers[0]
             except CheckpointError as error:
                 self.findings.append(Finding("file", ERROR, str(error)))
@@ -156,7 +156,7 @@ class AnyCheckpoint(Checkpoint):
         return iter([self.read(name).reshape(-1)]) if name in self._pieces else super().parts(name)
 
 
-def _beside(path: Path, key: str) -> dict[str, Any]:
+def _extras(path: Path, key: str) -> dict[str, Any]:
     """The plain dicts next to the weights in a pickled file, which has been read with success before."""
     loaded = torch.load(path, map_location="meta", weights_only=True, mmap=False)
     return {str(name): value for name, value in loaded.items() if name != key and isinstance(value, dict)}

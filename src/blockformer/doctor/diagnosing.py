@@ -52,7 +52,7 @@ def diagnose(
         reading: for a Hub id: `revision`, `local_files_only`, ...; see `blockformer.files.sources.Reading`.
 
     Raises:
-        ConversionError: there is no such folder, file or repo, or an option is wrong.
+        ConversionError: the folder, file or repo does not exist, or an option is wrong.
     """
     with memory_errors(), examined(source, against, options or Options(), **reading) as (found, other):
         return diagnosis_of(source, found, other, against, quick, progress or silent)
@@ -127,7 +127,7 @@ def diagnosis_of(
     return result
 
 
-BLOCKING = ("file", "shards", "twice", "adapter-beside", "unmerged")
+BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged")
 """Kinds of errors with which what would be written is not known to be the model."""
 
 

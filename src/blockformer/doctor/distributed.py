@@ -23,7 +23,7 @@ NOT_WEIGHTS = re.compile(r"(optim|optimizer|optimizers|lr_scheduler|scheduler|da
 
 
 def read_distributed(folder: Path) -> dict[str, Pieced]:
-    """The tensors of a distributed checkpoint, name -> tensor, without those of the optimizer.
+    """The tensors of a distributed checkpoint, name -> tensor, without the optimizer's.
 
     Raises:
         CheckpointError: it is damaged, compressed, or parts of it are missing.

@@ -1,4 +1,4 @@
-"""From the names in a file to those of the released layout: what is wrong on the way, and the groups that put it right.
+"""From the names in a file to the released names: what is wrong on the way, and the groups that put it right.
 
 Every step that the tensors determine is taken. One that they do not determine is a finding whose remedy names the
 option that says it.
@@ -76,9 +76,7 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     for name in options.dropped:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            raise ConversionError(
-                f"--drop {name}: there is no such tensor{f'; did you mean {near[0]}?' if near else ''}"
-            )
+            raise ConversionError(f"--drop {name}: no such tensor{f'; did you mean {near[0]}?' if near else ''}")
         names.pop(name)
     _note_what_is_asked(found, options)
     if not names or checkpoint.kind == ADAPTER:
@@ -106,7 +104,7 @@ OWN_CODE = (NANO_GPT, LLAMA2_C)
 
 
 def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Options) -> bool:
-    """Whether these are the tensors of training code that is known; then the groups are those to its family's model."""
+    """Whether these are the tensors of known training code; then the groups lead to its family's model."""
     plain = unwrapped([*names], {name for each in OWN_CODE for name in each.shows})
     headers = {name: found.checkpoint.tensors[names[own]] for name, own in plain.names.items()}
     code = next((each for each in OWN_CODE if {*each.shows} <= {*headers}), None)
@@ -115,7 +113,7 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
     said = f"this is a checkpoint of {code.name}, which no library loads"
     fix = f"--mend writes it as {code.as_}, which computes the same"
     try:
-        entries = code.entries(code.settings(found.checkpoint.beside), headers) | dict(options.settings)
+        entries = code.entries(code.settings(found.checkpoint.extras), headers) | dict(options.settings)
         found.layouts = layouts_of(entries, None, lambda name: torch.empty(0), None)
         groups = code.groups(headers, entries, found.layouts.released)
         found.groups = _cast(renamed(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype)
@@ -246,14 +244,14 @@ def _is_whole_in_few_bits(found: Examination, names: Mapping[str, str], options:
 
 
 def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> Layouts:
-    """The layouts; where `architectures` names a class that is none, those of the class that the tensors show."""
+    """The layouts; where `architectures` names an unknown class, by the class that the tensors show."""
     checkpoint, entries = found.checkpoint, found.config
     try:
         plain = layouts_of(entries, names, lambda name: checkpoint.read(names[name]), options.family)
         if {*names} <= plain.known:
             return _with_named_class(found, plain)
     except ConversionError:
-        pass  # the names are not those of any layout yet
+        pass  # no layout has these names yet
     known = unwrapped([*names], all_names(entries, options.family))
     todays = [*known.names]
 
@@ -277,9 +275,7 @@ def _with_named_class(found: Examination, layouts: Layouts) -> Layouts:
     entries = found.config
     head = layouts.variant.head if layouts.variant is not None else None
     if head is not None and entries.get("architectures") not in (None, [], [head]):
-        said = (
-            f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors are those of {head}"
-        )
+        said = f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors belong to {head}"
         found.findings.append(Finding("architectures", WARNING, said, f'write "architectures": ["{head}"]', True))
         found.changes.append(f'config.json: architectures set to ["{head}"]')
         found.config["architectures"] = [head]

@@ -14,7 +14,7 @@ from blockformer.files.safetensors_io import HasHeader
 from .finding import ERROR, Finding
 
 QKV = ("stacked", "by-head")
-"""All queries, then all keys, then all values; or those of each key head side by side, as in Megatron-LM."""
+"""All queries, then all keys, then all values; or the three of each key head side by side, as in Megatron-LM."""
 GATE_UP = ("gate-first", "up-first")
 
 
@@ -87,7 +87,7 @@ def _parts_of(name: str, shape: Shape, missing: Mapping[str, Shape]) -> list[str
     """The missing tensors next to one that it has exactly the rows of: three of an attention, or two of a network."""
     module, _, kind = name.rpartition(".")
     place = module.rpartition(".")[0]
-    beside = [
+    siblings = [
         other
         for other, its in missing.items()
         if other.rpartition(".")[2] == kind
@@ -95,8 +95,8 @@ def _parts_of(name: str, shape: Shape, missing: Mapping[str, Shape]) -> list[str
         and its[1:] == shape[1:]
         and len(its) == len(shape)
     ]
-    rows = sum(missing[other][0] for other in beside if missing[other])
-    return beside if len(beside) in (2, 3) and shape and rows == shape[0] else None
+    rows = sum(missing[other][0] for other in siblings if missing[other])
+    return siblings if len(siblings) in (2, 3) and shape and rows == shape[0] else None
 
 
 def renamed(groups: Collection[Group], names: Mapping[str, str]) -> list[Group]:

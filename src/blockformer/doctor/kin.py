@@ -15,7 +15,7 @@ NEAR = 0.9
 def _patterns(name: str) -> tuple[tuple[Pattern, ...], int]:
     """The names of a family's tensors, with placeholders, and how many of them every model of it has, without heads.
 
-    They are those of the official class and those of its files, with all heads, as a usual config has them.
+    They are the names of the official class and of its files, with all heads, for a usual config.
     """
     family = FAMILIES[name]
     names: dict[str, None] = {}

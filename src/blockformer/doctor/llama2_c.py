@@ -1,6 +1,6 @@
 """llama2.c's `ckpt.pt`, and the `.bin` that its `run.c` reads: Llama with the rotated pairs of each head side by side.
 
-The file of numbers has no names: seven integers, then every tensor in a fixed order, those of one kind of all layers
+The file of numbers has no names: seven integers, then every tensor in a fixed order, one kind of all layers
 together. Its length must be exactly what the seven integers say.
 """
 

@@ -26,7 +26,7 @@ def _entries(settings: Settings, tensors: Mapping[str, HasHeader]) -> dict[str, 
         "vocab_size": settings["vocab_size"],
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
-        # The code knows no special tokens; those of GPT-2's tokenizer, where it has them.
+        # The code knows no special tokens: GPT-2's, where its tokenizer is used.
         **dict.fromkeys(("bos_token_id", "eos_token_id"), 50256 if settings["vocab_size"] > 50256 else None),
         **{name: float(settings.get("dropout") or 0.0) for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")},
         "dtype": str(tensors["transformer.wte.weight"].dtype).removeprefix("torch."),

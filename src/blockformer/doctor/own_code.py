@@ -44,13 +44,13 @@ class OwnCode:
     rules: Callable[[Mapping[str, Any]], Sequence[Rule]]
     ignored: tuple[str, ...] = ()
 
-    def settings(self, beside: Mapping[str, Any]) -> Settings:
+    def settings(self, extras: Mapping[str, Any]) -> Settings:
         """The settings next to the weights, checked.
 
         Raises:
             ConversionError: one is missing, or not a positive integer.
         """
-        found = beside.get(self.key)
+        found = extras.get(self.key)
         settings = found if isinstance(found, dict) else {}
         wrong = [name for name in self.needs if type(settings.get(name)) is not int or settings[name] < 1]
         if wrong:
@@ -71,7 +71,7 @@ class OwnCode:
             released: name -> shape of the official model's.
 
         Raises:
-            ConversionError: the tensors are not those that the settings describe.
+            ConversionError: the settings describe other tensors.
         """
         groups = RuleTable(self.rules(config), self.ignored).plan(tensors)
         made = {target.name: target.dtype for group in groups for target in group.targets}

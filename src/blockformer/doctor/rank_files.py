@@ -58,7 +58,7 @@ def rank_files(folder: Path) -> list[Path]:
     starts = {(match["start"], match["world"], match["end"]) for match, _ in found}
     if len(starts) > 1:
         names = ", ".join(shown(path.name) for _, path in found[:6])
-        raise CheckpointError(f"{folder}: parts of several models, {names}; leave those of one in the folder")
+        raise CheckpointError(f"{folder}: parts of several models, {names}; leave the parts of one model in the folder")
     return [path for _, path in sorted(found, key=lambda each: int(each[0]["rank"]))]
 
 

@@ -25,12 +25,12 @@ def lines_of(diagnosis: Diagnosis, target: str | None = None) -> Iterator[str]:
         yield f"written: {target}"
         yield from (f"    {change}" for change in diagnosis.changes)
     elif diagnosis.is_healthy:
-        yield "healthy: names, shapes and settings are those of the released layout"
+        yield "healthy: names, shapes and settings match the released layout"
     elif not diagnosis.is_mendable:
         is_asked = any(option in each.remedy for each in open_ for option in ASKED)
         yield "not mendable as it is" + (": the options above say what the tensors do not show" if is_asked else "")
     elif not diagnosis.changes and not any(each.is_mended for each in diagnosis.findings):
-        yield "nothing that --mend would change: names and shapes are those of the released layout"
+        yield "nothing for --mend to change: names and shapes match the released layout"
     else:
         yield "mendable: --mend OUT writes a whole checkpoint; it would do this:"
         yield from (f"    {change}" for change in diagnosis.changes or ["put the weights into model.safetensors"])

@@ -1,4 +1,4 @@
-"""What the numbers in a checkpoint say: not finite, all zero, never trained, equal to those of another checkpoint.
+"""What the numbers in a checkpoint say: not finite, all zero, never trained, equal to another checkpoint's.
 
 Each tensor goes by once, in parts; no more than a part of it is in memory.
 
@@ -37,7 +37,7 @@ class Values:
         nonfinite: how many are NaN or infinite.
         constant: their value, if all are one; else None.
         is_drawn: whether a matrix looks like a draw of independent numbers; None: it is too small to tell.
-        is_equal: whether it is the other checkpoint's, bit for bit; None: there is none to compare with.
+        is_equal: whether it is the other checkpoint's, bit for bit; None without one to compare with.
     """
 
     nonfinite: int
@@ -139,7 +139,7 @@ def is_drawn(rows: Tensor) -> bool | None:
 
 
 def _scatters(mean_squares: Tensor, size: int, kurtosis: float) -> bool:
-    """Whether means of `size` squares each scatter as those of independent draws do."""
+    """Whether means of `size` squares each scatter as means of independent draws do."""
     expected = (kurtosis - 1) / size
     found = mean_squares.var().item()
     # The variance of a sample's variance, from the kurtosis of a mean of so many squares, which is nearly normal.

@@ -49,7 +49,7 @@ def weights_in(source: Path) -> Weights:
     """
     if source.is_dir():
         found = _in_folder(source)
-        found.findings += _beside(source, found)
+        found.findings += _extras(source, found)
         return found
     if source.name == METADATA or source.suffix == ".distcp":
         return Weights(DISTRIBUTED, [source.parent / METADATA], [_joined_note(DISTRIBUTED)])
@@ -126,12 +126,12 @@ def _unusual(folder: Path, names: list[str]) -> Weights:
     return Weights(f"one {_format(folder / found[0])} file", [folder / found[0]], findings)
 
 
-def _beside(folder: Path, found: Weights) -> list[Finding]:
+def _extras(folder: Path, found: Weights) -> list[Finding]:
     """What lies next to the weights and changes what a library reads."""
     names = sorted(path.name for path in folder.iterdir())
     findings = []
     if found.kind != ADAPTER and found.files and {*ADAPTER_FILES} & {*names}:
-        findings += _adapter_finding(folder, "adapter-beside")
+        findings += _adapter_finding(folder, "adapter-and-weights")
     kinds = [pair for pair in WEIGHTS if {*pair} & {*names}]
     if len(kinds) > 1:
         said = "the weights are there twice, as safetensors and pickled; libraries read the safetensors"

@@ -119,10 +119,10 @@ def _unchanged(values: Mapping[str, Values], title: str) -> list[Finding]:
     if not compared:
         return []
     if len(same) == len(compared):
-        said = f"all {len(same)} tensors are those of {title}, bit for bit: nothing was trained, or it was not saved"
+        said = f"all {len(same)} tensors equal {title}, bit for bit: nothing was trained, or it was not saved"
         return [Finding("unchanged", WARNING, said, "save the model that was trained; merge its adapter first")]
     if same:
-        said = f"{len(same)} of {len(compared)} tensors are those of {title}, bit for bit ({shown(same[0])})"
+        said = f"{len(same)} of {len(compared)} tensors equal {title}, bit for bit ({shown(same[0])})"
         return [Finding("unchanged", NOTE, said, names=tuple(same))]
     return []
 

@@ -123,7 +123,7 @@ def shard_said(ranks: Collection[re.Match[str]], folder: Path) -> tuple[str, str
 
 
 def adapter_said(folder: Path) -> tuple[str, str] | None:
-    """The sentence on the adapter in a folder, and the remedy; None if there is no adapter."""
+    """The sentence on the adapter in a folder, and the remedy; None without an adapter."""
     if not any(os.path.lexists(folder / name) for name in ADAPTERS):
         return None
     try:

@@ -1,6 +1,6 @@
 """What `sentence-transformers` reads of an embedder or a reranker, written anew.
 
-The names of modules are those that its versions from 3 on know.
+Modules have the names that its versions from 3 on know.
 """
 
 from collections.abc import Mapping

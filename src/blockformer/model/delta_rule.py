@@ -117,7 +117,7 @@ class GatedDeltaRule(nn.Module):
 
     Queries, keys and values go through a causal convolution of their own channel, an activation, and, except values, a
     norm to length 1. Heads are normed and multiplied by silu(W x). The rule is computed in float32, so that no state
-    overflows. Names are those of Qwen3.5, one matrix each.
+    overflows. Names are as in Qwen3.5, one matrix each.
     """
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
