@@ -41,7 +41,7 @@ PARTS = [
     "load",
     "convert",
 ]
-OPTIONAL_PARTS = ["prompts", "ways", "peers", "int8"]
+OPTIONAL_PARTS = ["both-compiled", "prompts", "ways", "peers", "int8"]
 PROMPTS = [8, 64]
 
 
@@ -108,8 +108,9 @@ def main() -> None:
         rows += prompts.rows(size.prefill, dtypes, [*PROMPTS, *size.prefills], size.rounds, limits, console)
     if "ways" in options.only:
         rows += ways.rows(size, dtypes, console)
-    if "compiled" in options.only:
-        rows += compiled_rows(size, dtypes[0], limits, console)
+    for part, against in (("compiled", "transformers"), ("both-compiled", workloads.PEER_COMPILED)):
+        if part in options.only:
+            rows += compiled_rows(size, dtypes[0], limits, against, console)
     options.output.mkdir(parents=True, exist_ok=True)
     if "training" in options.only:
         rows += training_rows(size, dtypes, limits, options.output, console)
@@ -197,17 +198,29 @@ def encoded(pair, name: str, state: str, size: Size, limits: machine.Machine, co
     return [seq2seq.encode(pair, name, fill, size.rounds, limits.gemm_gflops, state) for fill in fills]
 
 
-def written(pair, name: str, state: str, size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:
+def written(
+    pair,
+    name: str,
+    state: str,
+    size: Size,
+    limits: machine.Machine,
+    console: Console,
+    against: str = "transformers",
+) -> list[workloads.Row]:
     """Text of an encoder-decoder, greedy and with beams."""
     beams, rounds = track([1, 4], name + state, console=console), min(size.rounds, 3)
-    return [seq2seq.write(pair, name, count, rounds, size.text_tokens, limits.read_gbs, state) for count in beams]
+    work = (rounds, size.text_tokens, limits.read_gbs, state, against)
+    return [seq2seq.write(pair, name, count, *work) for count in beams]
 
 
-def compiled_rows(size: Size, dtype: torch.dtype, limits: machine.Machine, console: Console) -> list[workloads.Row]:
+def compiled_rows(
+    size: Size, dtype: torch.dtype, limits: machine.Machine, against: str, console: Console
+) -> list[workloads.Row]:
     """Decoding and the text of encoder-decoders in float32, by steps that are compiled before, if need be.
 
     Args:
         dtype: of the large decoder.
+        against: "transformers", or `PEER_COMPILED` for its own compiled step.
     """
     rows: list[workloads.Row] = []
     alone = [(context, batch) for context, batch in size.decodes if batch == 1]
@@ -219,14 +232,14 @@ def compiled_rows(size: Size, dtype: torch.dtype, limits: machine.Machine, conso
         pair = workloads.make_pair(shape, kind)
         workloads.compiled(pair)
         for context, batch in decodes:
-            work = (context, batch, size.rounds, size.tokens, limits.read_gbs, "decode, compiled")
+            work = (context, batch, size.rounds, size.tokens, limits.read_gbs, "decode, compiled", against)
             rows.append(workloads.decode(pair, shape, *work))
     for name, pair in (
         ("T5-base width", seq2seq.make_t5(size.layers)),
         ("Marian, Transformer-base width", seq2seq.make_marian(size.marian_vocab_size)),
     ):
         workloads.compiled(pair)
-        rows += written(pair, name, ", compiled", size, limits, console)
+        rows += written(pair, name, ", compiled", size, limits, console, against)
     return rows
 
 

@@ -20,7 +20,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
-from workloads import Row, check_same, converted, interleaved, make_row
+from workloads import PEER_COMPILED, Row, check_same, compiled_by_transformers, converted, interleaved, make_row
 
 ROWS, LENGTH = 16, 128
 FILLS = {0.41: (8, 97), 0.71: (54, 128), 1.0: (128, 128)}
@@ -120,8 +120,20 @@ def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, flo
 
 
 @torch.inference_mode()
-def write(pair, name: str, beams: int, rounds: int, tokens: int, read_gbs: float, state: str = "") -> Row:
+def write(
+    pair,
+    name: str,
+    beams: int,
+    rounds: int,
+    tokens: int,
+    read_gbs: float,
+    state: str = "",
+    against: str = "transformers",
+) -> Row:
     """Generate from a batch of 4 rows of 64, greedily or with beams; seconds a token, the encoder included.
+
+    Args:
+        against: the row's peer.
 
     Raises:
         RuntimeError: the models do not compute the same, so that timing them would compare nothing.
@@ -131,14 +143,16 @@ def write(pair, name: str, beams: int, rounds: int, tokens: int, read_gbs: float
     check_same(name, ours.dtype, [model(input_ids=ids, decoder_input_ids=ids[:, :24]).logits for model in pair])
     arguments = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "num_beams": beams}
 
-    def once(model: PreTrainedModel) -> list[float]:
+    theirs = arguments | (compiled_by_transformers(tokens) if against == PEER_COMPILED else {})
+
+    def once(model: PreTrainedModel, arguments: dict[str, object]) -> list[float]:
         start = time.perf_counter()
         model.generate(ids, **arguments)
         return [(time.perf_counter() - start) / tokens]
 
-    times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
+    times = interleaved(lambda: once(ours, arguments), lambda: once(peer, theirs), rounds)
     item = next(ours.parameters()).element_size()
     weights = sum(parameter.numel() for parameter in [*ours.model.decoder.layers.parameters(), ours.lm_head.weight])
     name = f"{name}, {ours.config.num_hidden_layers} + {ours.config.decoder_layers} layers"
     work = ("greedy" if beams == 1 else f"beam {beams}") + state
-    return make_row(name, work, ours.dtype, 64, 4, times, weights * item / (read_gbs * 1e9))
+    return make_row(name, work, ours.dtype, 64, 4, times, weights * item / (read_gbs * 1e9), peer=against)

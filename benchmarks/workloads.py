@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import (
+    CompileConfig,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -224,6 +225,34 @@ def decoding(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> Callable
     return once
 
 
+PEER_COMPILED = "transformers, compiled"
+"""The peer's name where its own step is compiled, over a static cache."""
+
+
+def compiled_by_transformers(tokens: int) -> dict[str, object]:
+    """What `generate()` of transformers takes for this: by default it compiles on GPUs only."""
+    how = CompileConfig(mode="default")
+    how._compile_all_devices = True
+    return {"cache_implementation": "static", "compile_config": how, "max_new_tokens": tokens, "min_new_tokens": tokens}
+
+
+def decoding_compiled(peer: PreTrainedModel, ids: torch.Tensor, tokens: int) -> Callable[[], list[float]]:
+    """As `decoding`, by the step that transformers compiles; each call reads the prompt again, which is not counted."""
+
+    def once() -> list[float]:
+        clock = _Clock()
+        peer.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            stopping_criteria=StoppingCriteriaList([clock]),
+            **compiled_by_transformers(tokens),
+        )
+        return [later - earlier for earlier, later in itertools.pairwise(clock.times)]
+
+    return once
+
+
 def interleaved(
     ours: Callable[[], list[float]], peer: Callable[[], list[float]], rounds: int, warm_up: bool = True
 ) -> tuple[list[float], list[float]]:
@@ -301,16 +330,24 @@ def _used(peer: PreTrainedModel, name: str) -> float:
 
 
 def decode(
-    pair, shape: Shape, context: int, batch: int, rounds: int, tokens: int, read_gbs: float, work: str = "decode"
+    pair,
+    shape: Shape,
+    context: int,
+    batch: int,
+    rounds: int,
+    tokens: int,
+    read_gbs: float,
+    work: str = "decode",
+    against: str = "transformers",
 ) -> Row:
-    """Decoding `tokens` tokens after a prompt, by `generate()`."""
+    """Decoding `tokens` tokens after a prompt, by `generate()`; `against` is the row's peer."""
     ours, peer = pair
     ids = torch.randint(0, shape.vocab_size, (batch, context))
-    times = interleaved(decoding(ours, ids, tokens), decoding(peer, ids, tokens), rounds)
+    theirs = decoding_compiled if against == PEER_COMPILED else decoding
+    times = interleaved(decoding(ours, ids, tokens), theirs(peer, ids, tokens), rounds)
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (context + tokens / 2) * batch * peer.dtype.itemsize
-    return make_row(
-        shape.name, work, peer.dtype, context, batch, times, (weight_bytes(pair) + cache) / (read_gbs * 1e9)
-    )
+    limit = (weight_bytes(pair) + cache) / (read_gbs * 1e9)
+    return make_row(shape.name, work, peer.dtype, context, batch, times, limit, peer=against)
 
 
 @torch.no_grad()

@@ -107,14 +107,23 @@ def draw(runs: list[dict]) -> str:
     found = curves(runs)
     losses = [loss for widths in found.values() for rates in widths.values() for loss in rates.values()]
     rates = sorted({run["rate"] for run in runs})
+    count = len({run["seed"] for run in runs})
     # A fresh model's loss says nothing of widths.
     low, high = math.floor(5 * min(losses)) / 5, min(math.ceil(5 * max(losses)) / 5, 5.4)
     canvas = Canvas(960, 420, "Held-out loss by learning rate at several widths, without and with muP")
     for panel, (way, what) in enumerate(WAYS.items()):
         left, top, width, height = 70 + 460 * panel, 70, 360, 270
-        canvas.text(left + width / 2, 26, way, size=15, bold=True)
-        canvas.text(left + width / 2, 47, what, size=12, fill=GREY)
+        canvas.text(left + width / 2, 18, way, size=15, bold=True)
+        canvas.text(left + width / 2, 37, what, size=12, fill=GREY)
         canvas.text(left + width / 2, top + height + 44, "learning rate", size=12, fill=GREY)
+        canvas.text(
+            left - 40,
+            top - 12,
+            f"held-out loss, nats per token ({count} seed{'s' * (count > 1)})",
+            size=11,
+            anchor="start",
+            fill=GREY,
+        )
 
         def x(rate, left=left, width=width):
             return left + width * math.log(rate / rates[0]) / (math.log(rates[-1] / rates[0]) or 1.0)

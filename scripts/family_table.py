@@ -1,5 +1,5 @@
 """Write the tables of docs/families.md and its Chinese twin, each preset as its fields that differ from the defaults,
-and the names of families in docs/supported.md and in the READMEs.
+the names of families in docs/supported.md, and their number in the READMEs.
 
 Usage: python scripts/family_table.py
 """
@@ -26,8 +26,13 @@ COLUMNS = (
 """What the table of published sizes shows."""
 SUPPORTED = {"supported.md": ", ", "zh/supported.md": "、"}
 """Page with the table of families -> what separates two names."""
-READMES = {"README.md": "{} families: {}.", "README.zh-CN.md": "{} 个家族\uff1a{}。"}
-"""README -> its sentence with the number and the names of the families, between two comments."""
+AMONG = "Llama, Qwen3, Gemma 3, Mistral, DeepSeek-V3, gpt-oss, Phi-3, GPT-2, BERT, ModernBERT, T5, BART"
+READMES = {
+    "README.md": f"{{}} families, among them {AMONG} and Marian ([every name](docs/supported.md)).",
+    "README.zh-CN.md": f"{{}} 个家族\uff0c其中有 {AMONG.replace(', ', '、')} 和 Marian"
+    "\uff08[全部名字](docs/zh/supported.md)\uff09。",
+}
+"""README -> its sentence with the number of the families, between two comments."""
 MARKED = re.compile(r"(<!-- families -->\n).*?(<!-- end of families -->)", re.S)
 PAGES = ("families.md", "zh/families.md")
 TABLE = re.compile(r"(^\|.*\n)(?:^\|.*\n)+", re.M)
@@ -106,10 +111,9 @@ def with_names(text: str, separator: str) -> str:
 
 
 def with_sentence(text: str, sentence: str) -> str:
-    """A README with its sentence of all families."""
-    names = sorted(name for name in index.NAMES if not name.endswith("-decoder"))
-    separator = ", " if sentence.isascii() else "、"
-    filled = sentence.format(len(names), separator.join(f"`{name}`" for name in names))
+    """A README with its sentence of the families."""
+    count = sum(not name.endswith("-decoder") for name in index.NAMES)
+    filled = sentence.format(count)
     return MARKED.sub(lambda found: f"{found[1]}{filled}\n{found[2]}", text)
 
 

@@ -8,6 +8,7 @@ tests compare it, except for durations. `log` is what it printed here once: figu
 
 import contextlib
 import json
+import os
 import re
 import sys
 import tempfile
@@ -19,6 +20,9 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$(?:(\n\n?)```(text|log)\n(.
 STATUS = re.compile(r"^\(exit status .*\)$", re.M)
 SECONDS = re.compile(r"\d+(\.\d+)? s\b")
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+CHAT = "HuggingFaceTB/SmolLM2-135M-Instruct"
+CHAT_FOLDER = "CHAT_MODEL"
+"""The variable that names a folder with the real one; without it, a small Llama with random weights has its name."""
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -56,6 +60,28 @@ def written(text: str, outputs: list[str]) -> str:
     return BLOCK.sub(block, text)
 
 
+def small_chat_model(folder: Path) -> Path:
+    """A folder with a Llama of two layers, random, and a tokenizer of bytes with a chat template."""
+    if folder.exists():
+        return folder
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({sign: number for number, sign in enumerate([*signs, "<|im_end|>"])}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    named = dict.fromkeys(("eos_token", "pad_token"), "<|im_end|>")
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **named).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(signs) + 1, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    ends = {"eos_token_id": len(signs), "pad_token_id": len(signs), "bos_token_id": len(signs)}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends)).save_pretrained(folder)
+    return folder
+
+
 @contextlib.contextmanager
 def reader(folder: Path, is_demo_short: bool = False) -> Iterator[Callable[[Path], list[str]]]:
     """A function that gives what the blocks of a page print.
@@ -84,8 +110,12 @@ def reader(folder: Path, is_demo_short: bool = False) -> Iterator[Callable[[Path
         desk = Path(tempfile.mkdtemp(dir=folder))
         (desk / ENCODER).parent.mkdir(parents=True)
         (desk / ENCODER).symlink_to(encoder_folder())
+        text = page.read_text(encoding="utf-8")
+        if CHAT in text:
+            (desk / CHAT).parent.mkdir()
+            (desk / CHAT).symlink_to(os.environ.get(CHAT_FOLDER) or small_chat_model(folder / "chat"))
         (desk / "examples").symlink_to(ROOT / "examples")
-        job = json.dumps(blocks(page.read_text(encoding="utf-8")))
+        job = json.dumps(blocks(text))
         short = [tests] if is_demo_short else []
         said = json.loads(server.said(program("run_page"), job, *short, folder=desk, elsewhere=False))
         return [each.replace(hub.url, "https://huggingface.co").replace(f"{desk}/", "") for each in said]

@@ -7,7 +7,7 @@ would be a dependency of the lab for lines and dots.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..pictures.canvas import (
@@ -35,13 +35,21 @@ def bits_of(row: Row, nats: float) -> float:
     return nats / math.log(2) * row["held_out_tokens"] / row["held_out_bytes"]
 
 
-def curve(rows: list[Row]) -> list[Point]:
-    """(FLOPs, bits per byte) of the held-out text on the way, the mean of the rows that did not diverge."""
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def curve(rows: list[Row], of_all: Callable[[Sequence[float]], float] = _mean) -> list[Point]:
+    """(FLOPs, bits per byte) of the held-out text on the way, of the rows that did not diverge.
+
+    Args:
+        of_all: what to take of the bits of all rows at a point: their mean, or `min` or `max`.
+    """
     rows, points = [row for row in rows if row["bits_per_byte"] is not None], []
-    for of_all in zip(*(row["curve"]["held_out"] for row in rows), strict=False):
-        flops = [tokens * row["flops_per_token"] for (tokens, _), row in zip(of_all, rows, strict=True)]
-        bits = [bits_of(row, loss) for (_, loss), row in zip(of_all, rows, strict=True)]
-        points.append((sum(flops) / len(flops), sum(bits) / len(bits)))
+    for pairs in zip(*(row["curve"]["held_out"] for row in rows), strict=False):
+        flops = [tokens * row["flops_per_token"] for (tokens, _), row in zip(pairs, rows, strict=True)]
+        bits = [bits_of(row, loss) for (_, loss), row in zip(pairs, rows, strict=True)]
+        points.append((_mean(flops), of_all(bits)))
     return points
 
 
@@ -94,6 +102,10 @@ class Frame:
         """A line through points."""
         self.canvas.line([self.at(point) for point in points], color, width, dashed)
 
+    def band(self, lower: Sequence[Point], upper: Sequence[Point], color: str) -> None:
+        """The area between two lines, pale."""
+        self.canvas.band(map(self.at, lower), map(self.at, upper), color)
+
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
@@ -129,7 +141,10 @@ def draw_differences(groups: list[Group]) -> str | None:
 
 
 def draw_curves(groups: list[Group]) -> str | None:
-    """A panel for each axis: bits per byte held out by training FLOPs, the base in black; None without curves."""
+    """A panel for each axis: bits per byte held out by training FLOPs, the base in black; None without curves.
+
+    A line is the mean over seeds, the pale band around it reaches from the best to the worst seed.
+    """
     base = next((group for group in groups if group.is_base), None)
     panels: dict[str, list[Group]] = {}
     for group in groups:
@@ -141,7 +156,7 @@ def draw_curves(groups: list[Group]) -> str | None:
         panels = {"": []} if len(of_base) > 1 else {}
     if not panels:
         return None
-    points = [point for group in groups for point in curve(group.rows)]
+    points = [point for group in groups for most in (min, max) for point in curve(group.rows, most)]
     across, up = _range([x for x, _ in points]), _range([y for _, y in points])
     columns = min(3, len(panels))
     deepest = 1 + max(len(found) for found in panels.values())
@@ -152,13 +167,14 @@ def draw_curves(groups: list[Group]) -> str | None:
         frame = Frame(canvas, x, y, 250, 168, across, up)
         frame.draw(ticks(*across, most=4), ticks(*up, most=4), "bits per byte by training FLOPs")
         canvas.text(x, y - 16, axis, 13, "start", bold=True)
-        lines = [("base", of_base, INK)]
+        lines = [("base", base.rows if base else [], INK)]
         for color, group in zip(COLORS * len(found), found, strict=False):
             name = group.name.partition("=")[2] if "=" in group.first["variant"] else group.name
-            lines.append((name, curve(group.rows), color))
-        for place, (name, found_points, color) in enumerate(lines):
-            if len(found_points) > 1:
-                frame.curve(found_points, color)
+            lines.append((name, group.rows, color))
+        for place, (name, rows, color) in enumerate(lines):
+            if len(curve(rows)) > 1:
+                frame.band(curve(rows, min), curve(rows, max), color)
+                frame.curve(curve(rows), color)
             level = y + 168 + 52 + 18 * place
             canvas.line([(x, level), (x + 22, level)], color, 3)
             canvas.text(x + 30, level, name, 12, "start")

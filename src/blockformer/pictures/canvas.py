@@ -108,6 +108,11 @@ class Canvas:
             f'stroke-linejoin="round"{dash}/>'
         )
 
+    def band(self, lower: Iterable[Point], upper: Iterable[Point], color=INK):
+        """The area between two lines, pale."""
+        path = " ".join(f"{number(x)},{number(y)}" for x, y in [*lower, *reversed(list(upper))])
+        self.parts.append(f'<polygon points="{path}" fill="{color}" fill-opacity="0.18"/>')
+
     def arrow(self, *points: Point, color=INK, width=1.4):
         """A line through the points with a head at the last."""
         (x0, y0), (x, y) = points[-2:]

@@ -64,7 +64,7 @@ def rotations() -> str:
     """Pairs of entries as hands of clocks: three steps further is the same turn wherever one starts."""
     canvas = Canvas(900, 300, "Each pair of entries turns at a speed of its own")
     vectors = _sinusoids(64, 16)
-    for index, pair in enumerate((0, 4, 8, 12)):
+    for index, pair in enumerate((0, 2, 4, 6)):
         x, y, radius = 120 + 220 * index, 150, 78
         theta = 10000 ** (-2 * pair / 64)
         canvas.text(x, 26, f"entries {2 * pair} and {2 * pair + 1}", 13, bold=True)

@@ -1,0 +1,286 @@
+"""Write the speeds of one run into the READMEs and the pages on benchmarks, and draw them.
+
+All figures come from `benchmarks/runs/cpu.json`, which `benchmarks/run.py` wrote; nobody copies one by hand.
+
+Usage: python scripts/speed_pages.py [NEW.json ...]    (first takes over the speed.json of a run, or of several)
+"""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockformer.pictures.canvas import GREY, LIGHT, STRONG_BLUE, STRONG_ORANGE, Canvas
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN = ROOT / "benchmarks" / "runs" / "cpu.json"
+PICTURE = ROOT / "docs" / "pictures" / "speed.svg"
+PREPARED, COMPILED, BOTH = "prepared", "compiled", "both compiled"
+SIDES = ("ours", "peer")
+PEER = "transformers"
+PEER_COMPILED = "transformers, compiled"
+COLORS = {"transformers": LIGHT, "transformers compiled": GREY, "prepared": STRONG_BLUE, "compiled": STRONG_ORANGE}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One line of the table: a shape and a work of the run, and how much one unit of its time does.
+
+    Attributes:
+        name, chinese: what the line is called.
+        shape, work: of the run's rows, without ", prepared" and ", compiled".
+        context: of the rows; 0 for all.
+        amount: tokens or texts that one measured time stands for.
+        drawn: whether the picture has it.
+    """
+
+    name: str
+    chinese: str
+    shape: str
+    work: str
+    context: int
+    amount: int
+    drawn: bool = False
+
+
+TOKENS = [
+    Work("Qwen3-0.6B, after 16 tokens", "Qwen3-0.6B，16 个词元之后", "Qwen3-0.6B", "decode", 16, 1, True),
+    Work("Qwen3-0.6B, after 512", "Qwen3-0.6B，512 个之后", "Qwen3-0.6B", "decode", 512, 1),
+    Work("Qwen3-0.6B, after 2,048", "Qwen3-0.6B，2,048 个之后", "Qwen3-0.6B", "decode", 2048, 1, True),
+    Work("GPT-2, after 16", "GPT-2，16 个之后", "GPT-2", "decode", 16, 1, True),
+    Work("GPT-2, after 512", "GPT-2，512 个之后", "GPT-2", "decode", 512, 1),
+    Work("6 layers x 256, after 16", "6 层 x 256，16 个之后", "6 layers x 256", "decode", 16, 1),
+    Work("T5-base width, 4 + 4 layers, 4 texts", "T5-base 的宽度，4 + 4 层，4 条文本", "T5-base", "greedy", 0, 4, True),
+    Work("the same with 4 beams", "同上，4 个束", "T5-base", "beam 4", 0, 4),
+    Work("Marian, 6 + 6 layers, 4 texts", "Marian，6 + 6 层，4 条文本", "Marian", "greedy", 0, 4, True),
+    Work("the same with 4 beams", "同上，4 个束", "Marian", "beam 4", 0, 4),
+]
+"""Tokens per second."""
+TEXTS = [
+    Work(
+        f"{name} width, 4 layers, {fill}% full", f"{name} 的宽度，4 层，{fill}% 是文本",
+        name, f"encoder, {fill}% full", 0, 16, drawn,
+    )
+    for name, drawn in (("BERT-base", True), ("T5-base", False))
+    for fill in (41, 71, 100)
+]  # fmt: skip
+"""Texts of up to 128 tokens per second, 16 in a batch."""
+TRAINED = [
+    Work(
+        "Qwen3-0.6B width, 2 layers", "Qwen3-0.6B 的宽度，2 层", "Qwen3-0.6B width, 2 layers", "training step", 0, 1024
+    )
+]
+"""Tokens per second of a training step."""
+
+
+class Run:
+    """The machine and the rows of a run."""
+
+    def __init__(self, path: Path = RUN):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        self.machine: dict = run["machine"]
+        self.rows: list[dict] = run["rows"]
+
+    def row(self, work: Work, state: str) -> dict | None:
+        """The float32 row of a work in a state; None if the run has none."""
+        ending = {PREPARED: ", prepared", COMPILED: ", compiled", BOTH: ", compiled"}.get(state, "")
+        peer = PEER_COMPILED if state == BOTH else PEER
+        for row in self.rows:
+            right = row["shape"].startswith(work.shape) and row["work"] == work.work + ending and row["peer"] == peer
+            if right and row["dtype"] == "float32" and work.context in (0, row["context"]):
+                return row
+        return None
+
+    def machine_words(self) -> tuple[str, str]:
+        """The machine in English and Chinese."""
+        machine, speed = self.machine, f"{self.machine['gemm_gflops']['float32']:,.0f} GFLOPS"
+        read, threads = f"{machine['read_gbs']:.0f} GB/s", machine["threads"]
+        name = f"{machine['processor']}, {machine['instructions']}"
+        packages = f"torch {machine['torch']}, transformers {machine['transformers']}"
+        return (
+            f"{name}, {threads} threads; {packages}; float32; memory is read at {read}, matrices multiplied at {speed}",
+            f"{name}，{threads} 个线程；{packages}；float32；读内存 {read}，矩阵乘法 {speed}",
+        )
+
+
+def per_second(seconds: float, work: Work) -> str:
+    """How much of a work a second holds, with three digits."""
+    value = work.amount / seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def line(run: Run, work: Work, name: str) -> str:
+    """A line of the table; speeds of the medians, and in brackets the ratio of the medians taken in turns."""
+    rows = {state: run.row(work, state) for state in ("", PREPARED, COMPILED, BOTH)}
+    base = rows[PREPARED] or rows[COMPILED] or rows[""]
+    cells = [name, per_second(base["peer_median"], work) if base else ""]
+    for state in (PREPARED, COMPILED):
+        row = rows[state]
+        cells.append(f"{per_second(row['ours_median'], work)} ({row['ratio_median']:.2f})" if row else "")
+    row = rows[BOTH]
+    cells.append(f"{per_second(row['peer_median'], work)} ({row['ratio_median']:.2f})" if row else "")
+    return f"| {' | '.join(cells)} |"
+
+
+HEADS = (
+    ("work", "transformers", "prepared", "compiled", "transformers compiled (ours compiled / it)"),
+    ("任务", "transformers", "准备后", "编译后", "编译后的 transformers（我们编译后是它的几倍）"),
+)
+KINDS = (
+    (TOKENS, "Written tokens per second", "每秒生成的词元数"),
+    (TEXTS, "Texts per second, 16 of up to 128 tokens in a batch", "每秒处理的文本数，一批 16 条，每条至多 128 个词元"),
+    (TRAINED, "Tokens per second of a training step", "训练时每秒的词元数"),
+)
+
+
+def tables(run: Run, chinese: bool) -> str:
+    """The tables of a page."""
+    parts = [f"{run.machine_words()[chinese]}{'。' if chinese else '.'}"]
+    for works, *titles in KINDS:
+        width = len(HEADS[0])
+        parts += ["", titles[chinese] + ("：" if chinese else ":"), ""]
+        parts += [f"| {' | '.join(HEADS[chinese])} |", f"|{'---|' * width}"]
+        parts += [line(run, work, work.chinese if chinese else work.name) for work in works]
+    return "\n".join(parts)
+
+
+def every_row(run: Run, chinese: bool) -> str:
+    """All rows of the run in milliseconds."""
+    head = (
+        "shape work dtype batch context Blockformer other its_time ratio,_best ratio,_median",
+        "形状 任务 dtype 批次 上下文 Blockformer 对方 它的时间 比值，最好 比值，中位数",
+    )[chinese].split()
+    lines = [f"| {' | '.join(head)} |".replace("_", " "), f"|{'---|' * len(head)}"]
+    for row in run.rows:
+        scale, unit = (1e3, "") if row["unit"] == "seconds" else (1e-6, " (MB)")
+        mine, theirs = (" / ".join(f"{row[f'{side}_{of}'] * scale:,.1f}" for of in ("min", "median")) for side in SIDES)
+        cells = [row["shape"], row["work"] + unit, row["dtype"], row["batch"] or "-", f"{row['context']:,}"]
+        cells += [mine, row["peer"], theirs, f"{row['ratio_min']:.2f}", f"{row['ratio_median']:.2f}"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+WORDS = (
+    (
+        "Tokens per second of Qwen3-0.6B: transformers {peer}, compiled {both}; ours prepared {prepared}, "
+        "compiled {compiled}",
+        "{machine}. After a short prompt Qwen3-0.6B writes {prepared} tokens per second prepared and {compiled} "
+        "compiled; transformers writes {peer}, and {both} compiled. An encoder of BERT-base's width, its batch "
+        "41 / 71 / 100% full, is {encoders} times as fast as transformers when prepared. On a GPU, both compiled, a "
+        "token of Qwen3-0.6B at batch 1 takes {h100} ms on an H100 and {h200} ms on an H200, transformers "
+        "{peer_h100} and {peer_h200} ([GPUs](docs/gpu.md)).",
+    ),
+    (
+        "Qwen3-0.6B 每秒的词元数：transformers {peer}，编译后 {both}；我们准备后 {prepared}，编译后 {compiled}",
+        "{machine}。提示很短时，Qwen3-0.6B 准备后每秒写 {prepared} 个词元，编译后 {compiled} 个；"
+        "transformers 是 {peer} 个，编译后 {both} 个。BERT-base 宽度的编码器，批次里 41 / 71 / 100% 是文本时，"
+        "准备后是 transformers 的 {encoders} 倍。在 GPU 上，批大小 1，两边都编译，写 Qwen3-0.6B 的一个词元，"
+        "H100 上 {h100} ms，H200 上 {h200} ms，transformers 是 {peer_h100} 和 {peer_h200} ms"
+        "（[GPU](docs/zh/gpu.md)）。",
+    ),
+)
+"""Of the READMEs: what the picture shows, for those who cannot see it, and the sentences below it."""
+
+
+def sentences(run: Run, chinese: bool) -> str:
+    """The picture of a README, and what it shows in words."""
+    work = TOKENS[0]
+    prepared, compiled, both = (run.row(work, state) for state in (PREPARED, COMPILED, BOTH))
+    figures = {
+        "machine": run.machine_words()[chinese],
+        "peer": per_second(prepared["peer_median"], work),
+        "both": per_second(both["peer_median"], work),
+        "prepared": per_second(prepared["ours_median"], work),
+        "compiled": per_second(compiled["ours_median"], work),
+        "encoders": " / ".join(f"{run.row(each, PREPARED)['ratio_median']:.2f}" for each in TEXTS[:3]),
+        **on_gpus((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")),
+    }
+    title, below = (words.format(**figures) for words in WORDS[chinese])
+    return f"![{title}](docs/pictures/speed.svg)\n\n{below}"
+
+
+def on_gpus(page: str) -> dict[str, str]:
+    """The token of Qwen3-0.6B in the two tables of docs/gpu.md: milliseconds, ours and transformers'."""
+    found = {}
+    for name in ("h100", "h200"):
+        table = page.split(f"**{name.upper()}**", 1)[1]
+        row = re.search(r"^\| Qwen3-0\.6B, batch 1 after 128;.*? \| ([\d.]+) \| ([\d.]+) \|", table, re.M)
+        found |= {name: row[1], f"peer_{name}": row[2]}
+    return found
+
+
+def picture(run: Run) -> str:
+    """Bars, one group for each work that is drawn; each is so long as its speed is a multiple of transformers'."""
+    works = [work for work in (*TOKENS, *TEXTS) if work.drawn]
+    groups = []
+    for work in works:
+        prepared = run.row(work, PREPARED)
+        bars = [("transformers", LIGHT, prepared["peer_median"], 1.0)]
+        both, compiled = run.row(work, BOTH), run.row(work, COMPILED)
+        if both:
+            bars.append(
+                ("transformers compiled", GREY, both["peer_median"], compiled["ratio_median"] / both["ratio_median"])
+            )
+        bars.append(("prepared", STRONG_BLUE, prepared["ours_median"], prepared["ratio_median"]))
+        if compiled:
+            bars.append(("compiled", STRONG_ORANGE, compiled["ours_median"], compiled["ratio_median"]))
+        groups.append((work, bars))
+    longest = max(ratio for _, bars in groups for *_, ratio in bars)
+    height = 70 + sum(18 * len(bars) + 14 for _, bars in groups)
+    canvas = Canvas(900, height, "Speed as a multiple of transformers, with tokens or texts per second")
+    for x, (name, color) in zip((330, 460, 640, 740), COLORS.items(), strict=True):
+        canvas.rect(x, 18, 12, 12, color, "", rx=2)
+        canvas.text(x + 18, 24, name, 12, "start")
+    y, left, width = 48.0, 330.0, 420.0
+    for work, bars in groups:
+        canvas.text(left - 12, y + 9 * len(bars), work.name, 12.5, "end")
+        unit = "texts/s" if work in TEXTS else "tokens/s"
+        for color, seconds, ratio in bars:
+            length = width * ratio / longest
+            canvas.rect(left, y + 2, length, 14, color, "", rx=2)
+            canvas.text(left + length + 6, y + 9, f"{per_second(seconds, work)} {unit}", 11, "start")
+            y += 18
+        y += 14
+    canvas.line([(left + width / longest, 40), (left + width / longest, y)], GREY, 1, dashed=True)
+    return canvas.finish()
+
+
+def filled(text: str, name: str, content: str) -> str:
+    """A page with this between its two comments of that name."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.S)
+    if not pattern.search(text):
+        raise SystemExit(f"the page has no place for '{name}': it needs <!-- {name} --> and <!-- end of {name} -->")
+    return pattern.sub(lambda match: f"{match[1]}{content}\n{match[2]}", text)
+
+
+def pages(run: Run) -> dict[Path, str]:
+    """What the tool writes: each page, and the picture, with their text."""
+    made = {PICTURE: picture(run)}
+    for chinese, readme, page in (
+        (False, ROOT / "README.md", ROOT / "docs" / "benchmarks.md"),
+        (True, ROOT / "README.zh-CN.md", ROOT / "docs" / "zh" / "benchmarks.md"),
+    ):
+        made[readme] = filled(readme.read_text(encoding="utf-8"), "speed", sentences(run, chinese))
+        text = filled(page.read_text(encoding="utf-8"), "speed", tables(run, chinese))
+        made[page] = filled(text, "every row", every_row(run, chinese))
+    return made
+
+
+def take_over(paths: list[Path]) -> None:
+    """Make one run of the files that `benchmarks/run.py` wrote, one after another on an idle machine."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    rows = [row for run in runs for row in run["rows"]]
+    RUN.parent.mkdir(exist_ok=True)
+    RUN.write_text(json.dumps({"machine": runs[0]["machine"], "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        take_over([Path(name) for name in sys.argv[1:]])
+    for path, text in pages(Run()).items():
+        path.write_text(text, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
