@@ -1,6 +1,6 @@
 """Blockformer compared with transformers, on the same random weights, turn by turn in one process.
 
-Usage: python benchmarks/run.py [--full] [--only PART ...] [--output FOLDER]
+Usage: python benchmarks/run.py [--full] [--only PART ...] [--dtypes DTYPE ...] [--output FOLDER]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.progress import track
 from sizes import FULL, SHORT, TINY, Size
 from transformers.utils import logging
 
-DTYPES = [torch.bfloat16, torch.float32]
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 PARTS = [
     "decoder",
     "small",
@@ -56,6 +56,7 @@ def main() -> None:
         default=PARTS,
         help=f"parts to run (default: all but {', '.join(OPTIONAL_PARTS)})",
     )
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="of decoders and encoders")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # removes the temporary folders, too
@@ -63,9 +64,12 @@ def main() -> None:
     logging.disable_progress_bar()
     size = TINY if options.tiny else FULL if options.full else SHORT
 
-    limits = machine.measure(DTYPES, **size.limits)
-    dtypes = [each for each in DTYPES if each is torch.float32 or options.tiny or limits.multiplies(each)]
-    if dtypes != DTYPES:
+    wanted = [dtype for name, dtype in DTYPES.items() if name in options.dtypes]
+    limits = machine.measure(list(DTYPES.values()), **size.limits)
+    dtypes = [each for each in wanted if each is torch.float32 or options.tiny or limits.multiplies(each)]
+    if not dtypes:
+        parser.error("bfloat16 is too slow on this processor; add float32")
+    if dtypes != wanted:
         console.print("Half precision is too slow here for large models: their rows are only in float32.")
     rows: list[workloads.Row] = []
     if "decoder" in options.only:
@@ -74,9 +78,9 @@ def main() -> None:
         if torch.bfloat16 in dtypes:
             rows.append(half_row(size.prefill, size.prefills[0], min(size.rounds, 3), limits, console))
     if "small" in options.only:
-        rows += decoder_rows(size.small, size.decodes[:1], [], DTYPES, size, limits, console)
+        rows += decoder_rows(size.small, size.decodes[:1], [], wanted, size, limits, console)
     if "gpt2" in options.only:
-        rows += decoder_rows(size.gpt2, size.decodes[:2], [], DTYPES, size, limits, console)
+        rows += decoder_rows(size.gpt2, size.decodes[:2], [], wanted, size, limits, console)
     for part, shape in (("gemma", size.gemma), ("experts", size.experts)):
         if part in options.only:
             rows += decoder_rows(shape, size.decodes[:2], size.prefills[:1], dtypes, size, limits, console)

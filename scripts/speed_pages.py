@@ -268,11 +268,13 @@ def pages(run: Run) -> dict[Path, str]:
 
 
 def take_over(paths: list[Path]) -> None:
-    """Make one run of the files that `benchmarks/run.py` wrote, one after another on an idle machine."""
+    """Make one run of the files that `benchmarks/run.py` wrote on one machine; a later one replaces equal rows."""
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    rows = [row for run in runs for row in run["rows"]]
+    key = ("shape", "work", "dtype", "context", "batch", "peer")
+    rows = {tuple(row[name] for name in key): row for run in runs for row in run["rows"]}
     RUN.parent.mkdir(exist_ok=True)
-    RUN.write_text(json.dumps({"machine": runs[0]["machine"], "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps({"machine": runs[0]["machine"], "rows": list(rows.values())}, indent=1)
+    RUN.write_text(text + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ WRITTEN = {
     ("gpt2",): {"decode"},
     ("gemma", "experts"): {"decode", "prefill"},
     ("compiled",): {f"{work}, compiled" for work in ("decode", "greedy", "beam 4")},
+    ("both-compiled",): {f"{work}, compiled" for work in ("decode", "greedy", "beam 4")},
     ("prompts",): {"prompt", "prompt, 4 bits"},
     ("encoder",): ENCODED,
     ("encoders",): ENCODED,
