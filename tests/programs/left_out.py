@@ -21,3 +21,4 @@ with torch.no_grad():
                 model.save_pretrained(folder / f"{name} again")
 torch.save(logits, folder / "logits.pt")
 assert "blockformer" not in sys.modules
+print("done")

@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..declared_fields import is_idle, is_set, of_the_package
+from ..declared_fields import is_set, of_the_package
 from ..files.side_file_kinds import same_bytes
-from ..model.axes import axes, blocks_of
+from ..model.axes import blocks_of
 from ..model.positions import RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL
 from ..model.release import STAMP
 from ..model_classes import MODELS
@@ -69,13 +69,16 @@ def code_files(config: PretrainedConfig) -> dict[str, Path]:
     Raises:
         RuntimeError: one of them imports something that a repo does not have.
     """
-    blocks = blocks_of(config)
-    needed = {name for block in blocks for name in _IMPORT.findall(block.source.decode())}
-    needed |= {name for name, (field, values) in OPTIONAL.items() if is_set(vars(config), field, values)}
     files = {path.name: path for path in topology_files(type(config))}
-    files |= {f"{name}.py": STAND_IN for name in OPTIONAL.keys() - needed if f"{name}.py" in files}
-    parts = [block.path for block in of_the_package() if block in blocks]
+    files |= {f"{name}.py": STAND_IN for name in left_out(config) if f"{name}.py" in files}
+    parts = [block.path for block in of_the_package() if block in blocks_of(config)]
     return files | {path.name: path for path in ([MODEL / "blocks.py", *parts] if parts else [])}
+
+
+def left_out(config: PretrainedConfig) -> set[str]:
+    """Those of `OPTIONAL` that neither a config nor a block of it needs."""
+    needed = {name for block in blocks_of(config) for name in _IMPORT.findall(block.source.decode())}
+    return {name for name, need in OPTIONAL.items() if name not in needed and not is_set(vars(config), *need)}
 
 
 def topology_files(config_class: type[PretrainedConfig]) -> list[Path]:
@@ -102,18 +105,18 @@ def release_code(folder: Path, config: PretrainedConfig) -> dict[str, Path]:
 
 
 def written_entries(usual: Callable[..., dict], config: PretrainedConfig) -> dict[str, Any]:
-    """The entries of `config.json`, without defaults of fields that have no effect, whose part may be left out."""
-    settings, declared = vars(config), axes(type(config))
-    return {
-        name: value
-        for name, value in usual(config).items()
-        if name not in declared or value != declared[name].default or not is_idle(name, settings)
-    }
+    """The entries of `config.json`, without fields of parts that are left out."""
+    unused = left_out(config)
+    parts = (part for part in type(config).__mro__ if part.__module__.rpartition(".")[2] in unused)
+    names = {name for part in parts for name in part.__annotations__}
+    return {name: value for name, value in usual(config).items() if name not in names}
 
 
-def write_config(usual: Callable[..., None], config: PretrainedConfig, path: str | PathLike[str], *args: Any) -> None:
-    """Write `config.json` as `usual`. transformers has just copied all parts next to it: those not needed go."""
-    usual(config, path, *args)
+def write_config(
+    usual: Callable[..., None], config: PretrainedConfig, path: str | PathLike[str], use_diff: bool = True
+) -> None:
+    """Write `config.json`. transformers has just copied all parts next to it: those that are not needed go."""
+    usual(config, path, use_diff=use_diff)
     for name, source in code_files(config).items() if Path(path).name == "config.json" else ():
         copied = Path(path).with_name(name)
         if source is STAND_IN and copied.is_file() and same_bytes(copied, MODEL / name):
