@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from blockformer.files.config_file import MOST
-from blockformer.model import configuration_blockformer
 from blockformer.model_classes import CONFIGS, MODELS
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
     ("on_import", "files", "model", "data"),
-    ("declared_fields", "inputs", "model_classes"),
+    ("declared_fields", "inputs", "model_classes", "size_bounds"),
     ("pruning", "reshaping", "engine", "training"),
     ("publishing",),
     ("conversion", "registering"),
@@ -104,10 +102,6 @@ def test_an_arrow_back_up_and_a_circle_are_seen(tmp_path):
     ]
     with pytest.raises(CycleError, match=r"blockformer\.files\.up"):
         tuple(TopologicalSorter(arrows).static_order())
-
-
-def test_bounds_of_the_ground_are_those_of_our_configs():
-    assert list(MOST.values()) == [configuration_blockformer._MOST_LAYERS, configuration_blockformer._MOST_LABELS]
 
 
 def test_classes_by_name_are_the_public_ones():

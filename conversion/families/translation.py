@@ -24,8 +24,8 @@ from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.quantized import FIELDS, REMEDY, without_empty
 from blockformer.files.quiet import quiet
 from blockformer.model.axes import did_you_mean
-from blockformer.model.configuration_blockformer import check_counts
 from blockformer.model_classes import MODELS
+from blockformer.size_bounds import check_counts
 
 from ..storage.variant import CheckpointVariant
 from ..values import DROPOUTS, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none

@@ -36,14 +36,14 @@ from .model.modeling_encoder_decoder import (
     BlockformerEncoderDecoderForSequenceClassification,
     BlockformerEncoderDecoderModel,
 )
-from .model.pretrained_model import BlockformerPreTrainedModel
 from .presets import PRESETS, preset
 from .pruning import prune_heads, restore_heads
 from .publishing import export_model
 from .publishing.strict_loading import plug_in as _plug_in_strict_loading
-from .publishing.upload import push_to_hub, save_pretrained
+from .publishing.upload import plug_in as _plug_in_uploads
 from .registering import register
 from .reshaping import reshape
+from .size_bounds import plug_in as _plug_in_size_bounds
 from .training.muon import muon
 from .training.optimizer import adamw, mup_groups, optimizer_groups
 from .training.width_transfer import mup_model
@@ -79,7 +79,5 @@ transformers.AutoModelForPreTraining.register(BlockformerEncoderConfig, _ForPreT
 
 _plug_in()
 _plug_in_strict_loading()
-
-# A repo's own code has transformers' uploads; what our models do better stands above the core and is put in here.
-BlockformerPreTrainedModel.push_to_hub = push_to_hub
-BlockformerPreTrainedModel.save_pretrained = save_pretrained
+_plug_in_uploads()
+_plug_in_size_bounds()

@@ -44,11 +44,12 @@ def is_idle(name: str, settings: Mapping[str, Any]) -> bool:
     """
     if name == "layer_types":
         return not settings.get("sliding_window") and not has_states(settings)
-    return any(
-        settings.get(other) not in values if values else not settings.get(other)
-        for names, other, values in NEEDS
-        if name in names
-    )
+    return any(not is_set(settings, other, values) for names, other, values in NEEDS if name in names)
+
+
+def is_set(settings: Mapping[str, Any], name: str, values: Collection[str]) -> bool:
+    """Whether a field has one of some values or, where none are listed, any that is true."""
+    return settings.get(name) in values if values else bool(settings.get(name))
 
 
 def has_states(settings: Mapping[str, Any]) -> bool:

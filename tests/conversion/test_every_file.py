@@ -114,7 +114,7 @@ def test_every_file_arrives_or_is_named(kind, write, tmp_path, request):
     named = {name for names in report.left_out.values() for name in names}
     assert all(any(repr(name) in note for note in report.notes) for name in named)
     own = CONVERTED | ({"conversion.json"} if kind == "converted" and write is not reshaped else set())
-    own |= {path.name for path in blockformer.publishing.code_files(blockformer.preset("qwen3"))}
+    own |= blockformer.publishing.code_files(blockformer.preset("qwen3")).keys()
     for name, content in contents(source).items():
         places = {name, f"conversion/source/{name}", name.removeprefix("conversion/source/")}
         whole = f"{name.split('/')[0]}/"

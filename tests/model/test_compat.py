@@ -108,7 +108,8 @@ def test_all_that_a_repo_imports_from_transformers_is_tried_in_compat():
                 yield from ((node.module, name) for name in names)
 
     tried = set(imports(Path(compat.__file__)))
-    files = {path for name in ("qwen3", "bert", "t5") for path in code_files(blockformer.preset(name))}
+    presets = map(blockformer.preset, ("qwen3", "bert", "t5", "mixtral", "deepseek_v3"))
+    files = {path for config in presets for path in code_files(config).values()}
     for path in files:
         assert set(imports(path)) <= tried, path.name
 

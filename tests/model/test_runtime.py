@@ -1,5 +1,6 @@
 """What a model asks its runtime, and that nothing else decides how it runs."""
 
+import ast
 import copy
 import inspect
 from pathlib import Path
@@ -7,13 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from pairs import model, token_ids
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+from torch import nn
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
+from transformers.generation import GenerationMixin
 
 import blockformer
 from blockformer.engine.growing_cache import GrowingLayer
 from blockformer.engine.runtime import CompiledRuntime, LoadedRuntime, TrainingRuntime
 from blockformer.model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
 from blockformer.model.attention import Attention
+from blockformer.model.configuration_blockformer import BlockformerConfig
 from blockformer.model.feed_forward import FeedForward
 from blockformer.model.language_model_head import LanguageModelHead
 from blockformer.model.layer import Layer
@@ -22,14 +26,13 @@ from blockformer.model.runtime import Runtime
 from blockformer.model.stack import Stack
 
 ROOT = Path(blockformer.__file__).parent
-CLASSES = {BlockformerPreTrainedModel, Attention, FeedForward, LanguageModelHead, Layer, Stack} | {
+CLASSES = {BlockformerPreTrainedModel, BlockformerConfig, Attention, FeedForward, LanguageModelHead, Layer, Stack} | {
     each
     for module in (modeling_decoder, modeling_encoder, modeling_encoder_decoder)
     for _, each in inspect.getmembers(module, inspect.isclass)
     if each.__module__ == module.__name__
 }
-# What the package adds to a model, and what it does better than the libraries where a model is saved or loaded.
-ADDED = {"load_state_dict", "prepare_for_inference", "prepare_for_training", "save_pretrained", "push_to_hub", "train"}
+LIBRARY = {PreTrainedModel, GenerationMixin, PretrainedConfig, nn.Module, nn.Linear, nn.Embedding, DynamicCache}
 
 
 def is_from_above(function) -> bool:
@@ -42,10 +45,30 @@ def is_from_above(function) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", sorted(CLASSES, key=lambda each: each.__name__), ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "kind", sorted(CLASSES | LIBRARY, key=lambda each: each.__name__), ids=lambda each: each.__name__
+)
 def test_the_package_replaces_no_method_of_a_class(kind):
-    replaced = {name for name, each in vars(kind).items() if inspect.isfunction(each) and is_from_above(each)}
-    assert replaced <= (ADDED if kind is BlockformerPreTrainedModel else set())
+    functions = {name: getattr(each, "__func__", each) for name, each in vars(kind).items()}
+    assert not {name for name, each in functions.items() if inspect.isfunction(each) and is_from_above(each)}
+
+
+def test_no_code_sets_an_attribute_of_a_class():
+    """After its body. `cls` in `__init_subclass__` and in decorators is a class that is being made."""
+    found = []
+    for path in (*ROOT.rglob("*.py"), *Path(blockformer.conversion.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
+                targets = [ast.Attribute(node.args[0])]
+            owners = [target.value for target in targets if isinstance(target, ast.Attribute)]
+            found += [f"{path}:{node.lineno}" for each in owners if names_a_class(getattr(each, "id", ""))]
+    assert found == []
+
+
+def names_a_class(name: str) -> bool:
+    """Whether a name is spelt as those of classes are, which constants are not."""
+    return name.lstrip("_")[:1].isupper() and not name.isupper()
 
 
 def test_such_a_method_would_be_found(monkeypatch):

@@ -114,19 +114,21 @@ def write_tokenizer(folder: Path) -> None:
 
 def write_code(folder: Path) -> None:
     """The code of all topologies, and the manifest that says which files each has."""
-    from blockformer.publishing.repo_code import MODEL
+    from blockformer.publishing.repo_code import MODEL, STAND_IN
     from blockformer.trust.manifest import installed
 
     manifest = installed()
     (folder / "manifest.json").write_text(manifest.text())
     with zipfile.ZipFile(folder / "code.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(set().union(*manifest.topologies.values())):
+        for name in sorted({STAND_IN.name}.union(*manifest.topologies.values())):
             archive.writestr(zipfile.ZipInfo(name), (MODEL / name).read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def write_repo(folder: Path, tokenizer: Path, model: torch.nn.Module) -> None:
     """A repo and what it computes."""
     from programs.museum_repo import answers, where
+
+    from blockformer.publishing.repo_code import STAND_IN, code_files
 
     blockformer.export_model(model, folder, tokenizer)
     found = answers(folder, PROMPTS, NEW_TOKENS)
@@ -135,6 +137,7 @@ def write_repo(folder: Path, tokenizer: Path, model: torch.nn.Module) -> None:
         (folder / name).unlink()
     save_file({"logits": found["logits"]}, folder / "expected.safetensors")
     expected = {"prompts": PROMPTS, "new_tokens": NEW_TOKENS, "text": found["text"], "where": where()}
+    expected["left_out"] = sorted(name for name, path in code_files(model.config).items() if path == STAND_IN)
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 

@@ -12,6 +12,7 @@ from ..model.disentangled import DisentangledAttention
 from ..model.latent_attention import LatentAttention
 from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
+from ..model.runtime import PACKAGE
 from . import accelerator, eight_bit_head, step
 from .attention import PreparedAttention, UnpaddedAttention, UnpaddedDisentangledAttention, sdpa_attention
 from .decoding import Decoding
@@ -260,9 +261,9 @@ def _forget_compiled(model) -> None:
         del model.create_masks_for_generate
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
-            runtime = module.__dict__.pop("runtime", None)
-            if isinstance(runtime, WritingRuntime):
-                runtime.decoding.undo()
+            if isinstance(module.runtime, WritingRuntime):
+                module.runtime.decoding.undo()
+            module.runtime = module.usual_runtime()
 
 
 def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> None:
@@ -284,8 +285,8 @@ def _take_out(model: nn.Module) -> None:
 
 
 def plug_in() -> None:
-    """Give this package's models their runtime, the faster attention, and two more methods, which prepare them."""
+    """Give this package's models their runtime, the faster attention, and what prepares them."""
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
-    BlockformerPreTrainedModel.runtime = LoadedRuntime()
-    BlockformerPreTrainedModel.prepare_for_inference = prepare_for_inference
-    BlockformerPreTrainedModel.prepare_for_training = prepare_for_training
+    PACKAGE["usual_runtime"] = lambda usual, model: LoadedRuntime()
+    PACKAGE["prepare_for_inference"] = lambda usual, model, **options: prepare_for_inference(model, **options)
+    PACKAGE["prepare_for_training"] = lambda usual, model: prepare_for_training(model)

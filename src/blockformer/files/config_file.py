@@ -18,7 +18,7 @@ LAYERS = (
 OURS = "blockformer_"
 """The beginning of our model types."""
 MOST = {"num_hidden_layers": 100_000, "num_labels": 4_000_000}
-"""The layers and labels of the largest model. Our configs refuse more, too; this is before any config is made."""
+"""More than any model has, and what still takes little memory as a list of names. Our configs refuse more, too."""
 MANY_LABELS = 10_000
 """Labels that a config may name even if no tensor has that many rows."""
 NEVER_FOLLOWED = (

@@ -52,7 +52,7 @@ class LinearFields(Part):
 
     def keep_in_low_bits(self, layers):
         """Have every linear map of the layers keep its weights in as many bits as the config says."""
-        for parent in list(layers.modules()) if self.linear_bits is not None else ():
+        for parent in list(layers.modules()):
             for name, layer in parent.named_children():
                 if isinstance(layer, nn.Linear):
                     sizes = (layer.in_features, layer.out_features, layer.bias is not None)

@@ -21,6 +21,7 @@ from .relative_bias import RelativeBias, RelativeBiasFields
 from .relative_keys import RelativeKeys
 from .release import FORMAT, STAMP, VERSION
 from .rotary import RotaryFields, make_rotary
+from .runtime import by_package
 from .sinusoidal import SinusoidalPositions
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -32,13 +33,6 @@ INHERITED_ARGUMENTS = frozenset(
 )
 BY_WAY_OF = "with_blocks."  # the module of the `auto_map` where there are blocks from outside
 _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
-_WIDTHS = "hidden_size intermediate_size moe_intermediate_size shared_expert_intermediate_size kv_lora_rank".split()
-_WIDTHS += ["q_lora_rank"]
-_TABLES = "vocab_size decoder_vocab_size type_vocab_size task_type_vocab_size max_position_embeddings".split()
-_TABLES += ["position_offset", "relative_attention_num_buckets"]
-# More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
-# what their names and lists still take little memory for.
-_MOST_NUMBERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000
 
 
 class BlockformerConfig(
@@ -54,7 +48,7 @@ class BlockformerConfig(
     """What all topologies share: sizes and the axes of choice. Use one of its subclasses.
 
     Raises:
-        ValueError: an unknown field, a value out of range, fields that contradict, or sizes that no machine holds.
+        ValueError: an unknown field, a value out of range, or fields that contradict each other.
     """
 
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
@@ -75,9 +69,11 @@ class BlockformerConfig(
         "attention": {},  # where it is not the usual one
         "mlp": {"dense": FeedForward},  # by a layer's entry in `mlp_layer_types`
     }
-    if not TYPE_CHECKING:  # fields of one topology that every config is asked for: the others have none of it
+    if not TYPE_CHECKING:  # fields that every config is asked for, of one topology or of a part that may be left out
         kv_lora_rank = mlp_layer_types = num_experts = num_hidden_groups = token_embedding_size = v_head_dim = None
-        router_selection_bias = False
+        linear_bits = rope_layers = rope_parameters = None
+        router_aux_loss_coef = 0.0  # TRL takes a model without a 0 here for one with experts
+        relative_bias_per_layer = router_selection_bias = False
 
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")
@@ -122,7 +118,7 @@ class BlockformerConfig(
     def __post_init__(self, **kwargs):
         """Each field by itself; the defaults that follow from other fields; all fields together."""
         kwargs = {name: value for name, value in kwargs.items() if _FORMER.get(name, self) != value}
-        self._check_fields(kwargs)
+        self.check_fields(kwargs)
         for method in ("fill_defaults", "check"):
             for part in parts_of(type(self), method):
                 getattr(part, method)(self)
@@ -130,8 +126,9 @@ class BlockformerConfig(
         super().__post_init__(**kwargs)
         self.base_model_tp_plan = self.tensor_parallel_plan(self.add_cross_attention)
 
-    def _check_fields(self, kwargs: dict) -> None:
-        """Refuse what is wrong by itself: unknown names, values of another kind, more than any model has."""
+    @by_package
+    def check_fields(self, kwargs: dict) -> None:
+        """Refuse what is wrong by itself: unknown names, and values of another kind."""
         for block in blocks_of(self):
             block.take_fields(self, kwargs)
         self.blocks = {block.file: block.digest for block in blocks_of(self)} or None
@@ -140,7 +137,6 @@ class BlockformerConfig(
         for name, each in axes(type(self)).items():
             each.check(name, vars(self)[name])  # quicker than an attribute, which the library looks up in three places
         _check_tokens(self)
-        check_counts(max(self.num_hidden_layers, self.stack_sizes(True)[0]), kwargs.get("num_labels"))
         if (dtype := kwargs.get("torch_dtype") if self.dtype is None else self.dtype) is not None:
             check_choice("dtype", dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch."), DTYPES)
         if self.problem_type is not None:
@@ -154,7 +150,6 @@ class BlockformerConfig(
 
     def check(self):
         """What holds of the whole model, after what holds of its parts."""
-        self._check_sizes()
         tied = self.tie_word_embeddings and not self.lm_head_transform
         must_equal = self.is_encoder_decoder or self.output_size != self.hidden_size
         if self.embedding_size != self.hidden_size and (tied or must_equal):
@@ -183,11 +178,24 @@ class BlockformerConfig(
             classes = {name: BY_WAY_OF + code.rpartition(".")[2] for name, code in classes.items()}
         return settings | {"auto_map": classes, "other_entries": others or None} | STAMP
 
+    @by_package
     def to_diff_dict(self):
         """What `config.json` holds: all fields except those that are off, which an earlier release may not know yet."""
         written, defaults = super().to_diff_dict(), {name: each.default for name, each in axes(type(self)).items()}
         return {name: value for name, value in written.items() if defaults.get(name, True) or value != defaults[name]}
 
+    @classmethod
+    @by_package
+    def from_dict(cls, config_dict, **kwargs):
+        """A config of the entries of a `config.json`, as the library makes it."""
+        return super().from_dict(config_dict, **kwargs)
+
+    @classmethod
+    @by_package
+    def _dict_from_json_file(cls, json_file):
+        return super()._dict_from_json_file(json_file)
+
+    @by_package
     def to_json_file(self, json_file_path, use_diff: bool = True):
         """Write `config.json`, and the blocks from outside that it names next to it."""
         for block in blocks_of(self):
@@ -229,18 +237,6 @@ class BlockformerConfig(
             block.share_out(plan)
         return plan
 
-    def _check_sizes(self) -> None:
-        """Refuse sizes that no machine holds, by the longest table of vectors times the widest vector."""
-        widths, tables = ([getattr(self, name, 0) or 0 for name in names] for names in (_WIDTHS, _TABLES))
-        heads = self.num_attention_heads * max(self.head_dim or 0, self.v_head_dim or 0)
-        width = max(*widths, self.inner_width_of(is_causal=True) or 0, heads)
-        deepest = max(self.num_hidden_layers, self.stack_sizes(is_decoder=True)[0])
-        numbers = width * max(*tables, deepest * (self.num_experts or 1) * width)
-        if numbers > _MOST_NUMBERS:
-            many = f"{numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}"
-            names = "vocab_size, hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings"
-            raise ValueError(f"these sizes make {many}: check {names}.")
-
 
 def unknown_fields(config_class, names, others=None) -> list[str]:
     """The names, out of some, that the config has no field for; a list of `others` may be there without one."""
@@ -259,7 +255,11 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
         raise ValueError(f"{what}: pip install 'blockformer>={version}'.")
     if unknown:
         known = [field.name for field in fields(config_class)]
-        hints = (f"{config_class.__name__} has no field '{each}'.{did_you_mean(each, known)}" for each in unknown)
+        hints = [f"{config_class.__name__} has no field '{each}'.{did_you_mean(each, known)}" for each in unknown]
+        # Of the stand-in in a repo, left_out.py.
+        if missing := sorted({vars(each)["left_out"] for each in config_class.__mro__ if "left_out" in vars(each)}):
+            parts = f"This repo leaves out parts that its model does not use ({', '.join(missing)})"
+            hints.append(f"{parts}: to use one, pip install blockformer, import it, and export the model again.")
         raise ValueError(" ".join(hints))
 
 
@@ -273,13 +273,3 @@ def _check_tokens(config) -> None:
         for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
             if token is not None and not (is_integer(token) and 0 <= token < size):
                 raise ValueError(f"{name} must be a token from 0 to {size - 1}, not {token!r}.")
-
-
-def check_counts(num_layers: int, num_labels: int | None) -> None:
-    """Refuse more layers or labels than any model has: the library makes lists and dicts of them at once."""
-    if num_labels is not None and not (is_integer(num_labels) and num_labels > 0):
-        raise ValueError(f"num_labels must be a positive integer, not {num_labels!r}.")
-    counts = (("num_hidden_layers", num_layers, _MOST_LAYERS), ("num_labels", num_labels or 0, _MOST_LABELS))
-    for name, count, most in counts:
-        if count > most:
-            raise ValueError(f"{name} ({count}) must be at most {most:,}.")

@@ -53,7 +53,7 @@ class ExpertsFields(Part):
 
     def fill_defaults(self):
         """Every layer is sparse, and its experts are as wide as a dense layer."""
-        if self.router_aux_loss_coef is None:  # TRL takes a model without a 0 here for one with experts
+        if self.router_aux_loss_coef is None:
             self.router_aux_loss_coef = 0.001 if self.num_experts else 0.0
         if self.num_experts:
             self.moe_intermediate_size = self.moe_intermediate_size or self.intermediate_size

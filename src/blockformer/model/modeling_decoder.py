@@ -48,7 +48,8 @@ class BlockformerDecoderModel(Stack):
     def __init__(self, config):
         is_causal = not getattr(config, "bidirectional", False)  # a config of another topology is refused by its base
         super().__init__(config, is_causal, has_cross_attention=config.add_cross_attention)
-        config.keep_in_low_bits(self.layers)
+        if config.linear_bits is not None:
+            config.keep_in_low_bits(self.layers)
         self.post_init()
 
 

@@ -39,6 +39,14 @@ class PositionFields(Part):
             need = "a decoder" if kind == "alibi" else "an encoder"
             raise ValueError(f"position_type='{kind}' needs {need}: choose another position type.")
 
+    def fill_rope_parameters(self, given, rope_theta):
+        """Refuse rotary parameters, which only rotary positions have; those take them as `rotary.RotaryFields` says."""
+        kind, given = self.position_type, given or self.rope_parameters
+        if given or rope_theta is not None:
+            name = "rope_parameters" if given else "rope_theta"
+            raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
+        self.rope_parameters = None
+
     def share_out(self, plan, has_cross_attention):
         """Vectors of distances are whole in each process, and their gradients are added."""
         if self.position_type in RELATIVE_KEYS:

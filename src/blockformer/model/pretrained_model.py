@@ -7,7 +7,9 @@ from transformers import initialization as init
 from .attention import Attention
 from .compat import OutputRecorder, tell_peft
 from .layer import Layer, layer_class
-from .runtime import Runtime
+from .runtime import Runtime, by_package
+
+_UNPREPARED = "prepare_for_{0} is not in a repo's code: pip install blockformer, import it, and load the model again."
 
 
 class WeightsError(ValueError, RuntimeError):
@@ -23,7 +25,7 @@ class WeightsError(ValueError, RuntimeError):
 class BlockformerPreTrainedModel(PreTrainedModel):
     """Loading, saving and placement, from transformers; weights drawn as `initializer_range` says."""
 
-    runtime = Runtime()
+    runtime: Runtime
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ("Layer",)
@@ -44,6 +46,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         _check_topology(type(self), config)
         super().__init__(config)
         tell_peft(config.model_type)
+        self.runtime = self.usual_runtime()
         self._no_split_modules = (layer_class(config).__name__,)
         if config.float32_down_proj:
             self._keep_in_fp32_modules = {"down_proj"}
@@ -55,7 +58,27 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         # The library greps the class's own module for the call; here it is in attention.py.
         return True
 
+    @by_package
+    def usual_runtime(self):
+        """How a model runs that nothing has prepared."""
+        return Runtime()
+
+    @by_package
+    def prepare_for_inference(self, **options):
+        """Make this model faster at inference: see `blockformer.prepare_for_inference`, which needs the package."""
+        raise NotImplementedError(_UNPREPARED.format("inference"))
+
+    @by_package
+    def prepare_for_training(self):
+        """Make this model ready for training: see `blockformer.prepare_for_training`, which needs the package."""
+        raise NotImplementedError(_UNPREPARED.format("training"))
+
+    save_pretrained = by_package(PreTrainedModel.save_pretrained)
+    push_to_hub = by_package(PreTrainedModel.push_to_hub)
+    load_state_dict = by_package(PreTrainedModel.load_state_dict)
+
     @classmethod
+    @by_package
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
         """Load a model as transformers does, which would draw missing weights at random; here they are refused.
 

@@ -38,14 +38,11 @@ class RotaryFields(PositionFields):
     rope_layers: list | None = axis(None, "a list", "positions", "whether each layer of a decoder rotates; None: all")
 
     def fill_rope_parameters(self, given, rope_theta):
-        """Take the rotary parameters as a copy with every default written out; refuse them for other positions."""
-        given, kind = given or self.rope_parameters, self.position_type
-        if kind != "rotary" and (given or rope_theta is not None):
-            name = "rope_parameters" if given else "rope_theta"
-            raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
-        if kind != "rotary":
-            self.rope_parameters = None
+        """Take the rotary parameters as a copy with every default written out."""
+        if self.position_type != "rotary":
+            super().fill_rope_parameters(given, rope_theta)
             return
+        given = given or self.rope_parameters
         if not isinstance(given, dict | None):
             raise ValueError(f"rope_parameters must be a dict, not {given!r}.")
         given = given or {}

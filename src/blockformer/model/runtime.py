@@ -6,8 +6,23 @@ B batch, T length, C hidden size, V vocabulary.
 """
 
 import functools
+from collections.abc import Callable
 
 from transformers.generation import GenerationMixin
+
+PACKAGE: dict[str, Callable] = {}
+"""What the package does in place of a method, by the method's name. It gets the method first, then its arguments."""
+
+
+def by_package(method):
+    """A method of a config or a model that reads or writes files, or prepares: the package comes first, if imported."""
+
+    @functools.wraps(method)
+    def method_by_package(self, *args, **kwargs):
+        own = PACKAGE.get(method.__name__)
+        return method(self, *args, **kwargs) if own is None else own(method, self, *args, **kwargs)
+
+    return method_by_package
 
 
 class Runtime:

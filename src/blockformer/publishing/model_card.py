@@ -86,7 +86,7 @@ def with_code_of(card: str, config: PretrainedConfig) -> str:
 
 
 def _code_of(config: PretrainedConfig) -> str:
-    files = ", ".join(f"`{path.name}`" for path in code_files(config))
+    files = ", ".join(f"`{name}`" for name in code_files(config))
     own = "".join(
         f"\n\n**`{name}` is its author's, not Blockformer's**: read it before you load the repo. SHA-256 `{digest}`."
         for name, digest in (getattr(config, "blocks", None) or {}).items()

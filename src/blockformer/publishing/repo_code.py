@@ -1,23 +1,44 @@
-"""The code that a repo carries: the files of `blockformer/model/` that its topology needs, as they are."""
+"""The code that a repo carries: the files of `blockformer/model/` that its config needs, as they are."""
 
 import ast
 import functools
+import re
 import shutil
 import sys
+from collections.abc import Callable, Collection
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..declared_fields import of_the_package
+from ..declared_fields import is_set, of_the_package
 from ..files.side_file_kinds import same_bytes
 from ..model.axes import blocks_of
+from ..model.positions import RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL
 from ..model.release import STAMP
 from ..model_classes import MODELS
 
 MODEL = Path(__file__).parents[1] / "model"
 EXTRA_CODE = {"custom_generate/generate.py": Path(__file__).with_name("custom_generate.py")}
 """Code that only some repos carry: its path there -> the file here."""
+STAND_IN = MODEL / "left_out.py"
+OPTIONAL: dict[str, tuple[str, Collection[Any]]] = {
+    "alibi": ("position_type", ("alibi",)),
+    "awq_linear": ("linear_bits", ()),
+    "disentangled": ("position_type", ("disentangled",)),
+    "experts": ("num_experts", ()),
+    "latent_attention": ("kv_lora_rank", ()),
+    "relative_bias": ("position_type", (*RELATIVE_BIAS, "disentangled")),
+    "relative_keys": ("position_type", RELATIVE_KEYS),
+    "rotary": ("position_type", ("rotary",)),
+    "sinusoidal": ("position_type", SINUSOIDAL),
+}
+"""Modules that a repo has only if its config needs them, else `STAND_IN` under their names.
+
+The field that says so, and its values; where none are listed, all that are true.
+"""
+_IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What a repo's code may import besides the standard library: it is there wherever the repo can be loaded at all."""
 
@@ -38,20 +59,30 @@ def full_auto_map(config: PretrainedConfig) -> dict[str, str]:
     return entries
 
 
-def code_files(config: PretrainedConfig) -> list[Path]:
-    """The modules that a repo of this config needs: its `auto_map`'s and all that they import, however deep.
+def code_files(config: PretrainedConfig) -> dict[str, Path]:
+    """The modules that a repo of this config has: its `auto_map`'s and all that they import, however deep.
 
-    Parts that only some configs name come last.
+    Returns:
+        name in the repo -> the file here. That of a part that nothing needs is `STAND_IN`. Parts that only some
+        configs name come last.
 
     Raises:
         RuntimeError: one of them imports something that a repo does not have.
     """
+    files = {path.name: path for path in topology_files(type(config))}
+    files |= {f"{name}.py": STAND_IN for name in left_out(config) if f"{name}.py" in files}
     parts = [block.path for block in of_the_package() if block in blocks_of(config)]
-    return [*topology_files(type(config)), *([MODEL / "blocks.py", *parts] if parts else [])]
+    return files | {path.name: path for path in ([MODEL / "blocks.py", *parts] if parts else [])}
+
+
+def left_out(config: PretrainedConfig) -> set[str]:
+    """Those of `OPTIONAL` that neither a config nor a block of it needs."""
+    needed = {name for block in blocks_of(config) for name in _IMPORT.findall(block.source.decode())}
+    return {name for name, need in OPTIONAL.items() if name not in needed and not is_set(vars(config), *need)}
 
 
 def topology_files(config_class: type[PretrainedConfig]) -> list[Path]:
-    """The same for a config class."""
+    """The same for a config class, with every part that its topology may have."""
     return list(_closure(MODEL, frozenset(code.partition(".")[0] for code in config_class.auto_classes.values())))
 
 
@@ -59,7 +90,7 @@ def copy_code(folder: str | PathLike[str], config: PretrainedConfig) -> list[Pat
     """Copy those modules into a repo's folder, and the config's blocks from outside; return where the modules are."""
     for block in blocks_of(config):
         block.write(config, Path(folder) / "config.json")
-    return [Path(shutil.copyfile(source, Path(folder) / source.name)) for source in code_files(config)]
+    return [Path(shutil.copyfile(source, Path(folder) / name)) for name, source in code_files(config).items()]
 
 
 def release_code(folder: Path, config: PretrainedConfig) -> dict[str, Path]:
@@ -69,8 +100,27 @@ def release_code(folder: Path, config: PretrainedConfig) -> dict[str, Path]:
         folder: the repo.
         config: its config, which says what code it needs.
     """
-    files = {path.name: path for path in code_files(config)} | EXTRA_CODE
+    files = code_files(config) | EXTRA_CODE
     return {name: path for name, path in files.items() if (folder / name).is_file() and same_bytes(folder / name, path)}
+
+
+def written_entries(usual: Callable[..., dict], config: PretrainedConfig) -> dict[str, Any]:
+    """The entries of `config.json`, without fields of parts that are left out."""
+    unused = left_out(config)
+    parts = (part for part in type(config).__mro__ if part.__module__.rpartition(".")[2] in unused)
+    names = {name for part in parts for name in part.__annotations__}
+    return {name: value for name, value in usual(config).items() if name not in names}
+
+
+def write_config(
+    usual: Callable[..., None], config: PretrainedConfig, path: str | PathLike[str], use_diff: bool = True
+) -> None:
+    """Write `config.json`. transformers has just copied all parts next to it: those that are not needed go."""
+    usual(config, path, use_diff=use_diff)
+    for name, source in code_files(config).items() if Path(path).name == "config.json" else ():
+        copied = Path(path).with_name(name)
+        if source is STAND_IN and copied.is_file() and same_bytes(copied, MODEL / name):
+            shutil.copyfile(source, copied)
 
 
 @functools.cache

@@ -32,7 +32,8 @@ from ..files.quantized import without_empty
 from ..model.awq_linear import QuantizedLinear
 from ..model.axes import BLOCKS
 from ..model.configuration_blockformer import BlockformerConfig
-from ..model.pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
+from ..model.pretrained_model import WeightsError, listed
+from ..model.runtime import PACKAGE
 
 SAFE, PICKLED = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 logger = logging.get_logger(__name__)
@@ -40,54 +41,55 @@ logger = logging.get_logger(__name__)
 
 def plug_in() -> None:
     """Have this package's configs and models read their files strictly."""
-    load = BlockformerPreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
+    PACKAGE.update(
+        from_pretrained=_from_pretrained,
+        load_state_dict=_load_state_dict,
+        from_dict=_from_dict,
+        _dict_from_json_file=_read_json_file,
+    )
 
-    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
-        """Load a model as transformers does, and refuse weights that are not the model's.
 
-        transformers warns about missing weights and draws them at random, and casts integers to floats. Arguments and
-        result are as in `PreTrainedModel.from_pretrained`.
+def _from_pretrained(usual, cls, pretrained_model_name_or_path, *model_args, **kwargs):
+    """Load a model as transformers does, and refuse weights that are not the model's.
 
-        Raises:
-            WeightsError: weights are missing, of another shape (unless `ignore_mismatched_sizes`), or integers.
-            OSError: there are no weights; it says what the folder has instead.
-        """
-        source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
-        may_differ = kwargs.pop("ignore_mismatched_sizes", False)
-        # The refusal below names the shapes.
-        asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
-        try:
-            model, info = load(cls, source, *model_args, **asked)
-        except OSError as error:  # no weights that the library knows
-            folder = os.path.join(source or "", kwargs.get("subfolder") or "")
-            if source and os.path.isdir(folder) and (what := what_it_is(Path(folder))):
-                raise OSError(f"{source}: {what}") from error
+    transformers warns about missing weights and draws them at random, and casts integers to floats. Arguments and
+    result are as in `PreTrainedModel.from_pretrained`.
+
+    Raises:
+        WeightsError: weights are missing, of another shape (unless `ignore_mismatched_sizes`), or integers.
+        OSError: there are no weights; it says what the folder has instead.
+    """
+    source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+    may_differ = kwargs.pop("ignore_mismatched_sizes", False)
+    # The refusal below names the shapes.
+    asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        model, info = usual(cls, source, *model_args, **asked)
+    except OSError as error:  # no weights that the library knows
+        folder = os.path.join(source or "", kwargs.get("subfolder") or "")
+        if source and os.path.isdir(folder) and (what := what_it_is(Path(folder))):
+            raise OSError(f"{source}: {what}") from error
+        raise
+    except WeightsError as error:
+        if problem := of_a_wrapper(error.unexpected):
+            raise WeightsError(f"{source}: {problem}") from error
+        if not earlier_names.are_earlier(error.unexpected):
             raise
-        except WeightsError as error:
-            if problem := of_a_wrapper(error.unexpected):
-                raise WeightsError(f"{source}: {problem}") from error
-            if not earlier_names.are_earlier(error.unexpected):
-                raise
-            config = _config_of(cls, source, kwargs)
-            logger.warning_once(f"{source}: {earlier_names.ARE_READ}")
-            asked["key_mapping"] = {**earlier_names.key_mapping(config), **(kwargs.get("key_mapping") or {})}
-            model, info = load(cls, source, *model_args, **asked)
-            vars(model).pop("_weight_conversions", None)  # by which it would be saved under the earlier names
-        _check_shapes(source or "state_dict", () if may_differ else info["mismatched_keys"])
-        if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
-            tensors = kwargs.get("state_dict") or {}
-            given = {name: getattr(tensor, "dtype", torch.float32) for name, tensor in tensors.items()}
-            found = given or _dtypes_on_disk(model.name_or_path, kwargs)
-            _check_dtypes(model, source or "state_dict", earlier_names.renamed(found, model.config))
-        return (model, info) if wants_info else model
-
-    BlockformerPreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment]
-    BlockformerPreTrainedModel.load_state_dict = _load_state_dict
-    BlockformerConfig.from_dict = classmethod(_from_dict)
-    setattr(BlockformerConfig, "_dict_from_json_file", classmethod(_read_json_file))  # noqa: B010 - see engine/__init__.py
+        config = _config_of(cls, source, kwargs)
+        logger.warning_once(f"{source}: {earlier_names.ARE_READ}")
+        asked["key_mapping"] = {**earlier_names.key_mapping(config), **(kwargs.get("key_mapping") or {})}
+        model, info = usual(cls, source, *model_args, **asked)
+        vars(model).pop("_weight_conversions", None)  # by which it would be saved under the earlier names
+    _check_shapes(source or "state_dict", () if may_differ else info["mismatched_keys"])
+    if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
+        tensors = kwargs.get("state_dict") or {}
+        given = {name: getattr(tensor, "dtype", torch.float32) for name, tensor in tensors.items()}
+        found = given or _dtypes_on_disk(model.name_or_path, kwargs)
+        _check_dtypes(model, source or "state_dict", earlier_names.renamed(found, model.config))
+    return (model, info) if wants_info else model
 
 
-def _load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+def _load_state_dict(usual, model, state_dict, strict: bool = True, assign: bool = False):
     """As PyTorch does; a state dict of an earlier state of this package is read under today's names.
 
     Raises:
@@ -100,8 +102,8 @@ def _load_state_dict(self, state_dict, strict: bool = True, assign: bool = False
                 f"these weights have names from before Blockformer 0.1. {earlier_names.NOT_RESUMED}; "
                 "a state dict is read with strict=True."
             )
-        state_dict = earlier_names.renamed(state_dict, self.config)
-    return super(BlockformerPreTrainedModel, self).load_state_dict(state_dict, strict=strict, assign=assign)
+        state_dict = earlier_names.renamed(state_dict, model.config)
+    return usual(model, state_dict, strict=strict, assign=assign)
 
 
 def _config_of(cls, source, options):
@@ -113,12 +115,12 @@ def _config_of(cls, source, options):
     return cls.config_class.from_pretrained(source if config is None else config, local_files_only=True, **hub)
 
 
-def _read_json_file(cls, json_file):
+def _read_json_file(usual, cls, json_file):
     with open(json_file, encoding="utf-8") as file:
         return parse_config_json(file.read(), str(json_file))
 
 
-def _from_dict(cls, config_dict, **kwargs):
+def _from_dict(usual, cls, config_dict, **kwargs):
     """As the library does it; the file that `AutoConfig` read before it knew the class is read again, strictly."""
     path = os.path.join(str(kwargs.get("name_or_path") or ""), "config.json")
     if kwargs.get("name_or_path") and os.path.isfile(path):
@@ -131,7 +133,7 @@ def _from_dict(cls, config_dict, **kwargs):
         raise ValueError(f"{source}: model_type is '{kind}', not '{cls.model_type}': {fix}.")
     config_dict = without_empty(config_dict)
     check_blocks(config_dict.get("blocks"), f"{kwargs.get('name_or_path') or 'config.json'}: ")
-    return super(BlockformerConfig, cls).from_dict(config_dict, **kwargs)
+    return usual(cls, config_dict, **kwargs)
 
 
 def check_blocks(blocks: Any, start: str) -> None:

@@ -7,7 +7,7 @@ library's.
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -18,6 +18,8 @@ from huggingface_hub.errors import EntryNotFoundError
 from transformers import PreTrainedModel
 
 from ..files.new_repo import check_whole
+from ..model.runtime import PACKAGE
+from . import repo_code
 from .export import check_parts
 from .model_card import write_card
 
@@ -28,6 +30,16 @@ WEIGHT_FILES = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bi
 """The names that the library gives to weights. Of two checkpoints in one folder it reads the unsharded one."""
 
 HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr")
+
+
+def plug_in() -> None:
+    """Have this package's models upload by these functions, and their repos carry the code that they need."""
+    PACKAGE.update(
+        push_to_hub=lambda usual, *given, **options: push_to_hub(*given, **options),
+        save_pretrained=save_pretrained,
+        to_diff_dict=repo_code.written_entries,
+        to_json_file=repo_code.write_config,
+    )
 
 
 def push_to_hub(
@@ -81,6 +93,7 @@ def push_to_hub(
 
 
 def save_pretrained(
+    usual: Callable[..., None],
     model: PreTrainedModel,
     save_directory: str | PathLike[str],
     is_main_process: bool = True,
@@ -88,7 +101,7 @@ def save_pretrained(
     push_to_hub: bool = False,
     **options: Any,
 ) -> None:
-    """transformers' `save_pretrained`, whose `push_to_hub=True` uploads what was written as `push_to_hub` does.
+    """transformers' `save_pretrained`, `usual`, whose `push_to_hub=True` uploads as `push_to_hub` does.
 
     With it, `options` may hold `repo_id` (else the folder's name), `commit_message`, `commit_description`, `private`,
     `revision` and `create_pr`.
@@ -96,7 +109,7 @@ def save_pretrained(
     folder = Path(save_directory)
     hub = {name: options.pop(name) for name in HUB_OPTIONS if push_to_hub and name in options}
     before = _files_in(folder) if push_to_hub else {}
-    PreTrainedModel.save_pretrained(model, folder, is_main_process=is_main_process, state_dict=state_dict, **options)
+    usual(model, folder, is_main_process=is_main_process, state_dict=state_dict, **options)
     if push_to_hub and is_main_process:
         token = options.get("token")
         name = hub.pop("repo_id", folder.name)

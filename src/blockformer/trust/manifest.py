@@ -3,13 +3,13 @@
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..declared_fields import of_the_package
 from ..model.release import FORMAT, VERSION
 from ..model_classes import CONFIGS
-from ..publishing.repo_code import EXTRA_CODE, MODEL, topology_files
+from ..publishing.repo_code import EXTRA_CODE, MODEL, OPTIONAL, STAND_IN, topology_files
 
 FOLDER = Path(__file__).parent / "manifests"
 
@@ -23,12 +23,14 @@ class Manifest:
         format: of the repos that it writes.
         files: name -> SHA-256, in hexadecimal, of every file that a repo of the release may have.
         topologies: `model_type` -> the names that each such repo has.
+        stand_ins: name -> SHA-256 of the file that a repo has under that name if its model does not use the part.
     """
 
     release: str
     format: int
     files: dict[str, str]
     topologies: dict[str, list[str]]
+    stand_ins: dict[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """As it lies in `manifests/`."""
@@ -42,7 +44,8 @@ def installed() -> Manifest:
     names |= {"blocks.py", *(block.file for block in of_the_package())}  # which only some repos have
     paths = {name: MODEL / name for name in names} | EXTRA_CODE
     sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(paths.items())}
-    return Manifest(VERSION, FORMAT, sums, topologies)
+    stand_in = hashlib.sha256(STAND_IN.read_bytes()).hexdigest()
+    return Manifest(VERSION, FORMAT, sums, topologies, {f"{name}.py": stand_in for name in OPTIONAL})
 
 
 def manifest_of(release: str) -> Manifest | None:

@@ -59,7 +59,7 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
     before = states_of(folder)
     kept, folders = _content(folder)
     kept -= {MARK, SIGNATURE, "config.json", *_own_code(folder, entries.get("auto_map")), *_block_files(folder, config)}
-    if others := sorted(kept & {path.name for path in code_files(config)}):
+    if others := sorted(kept & code_files(config).keys()):
         what = f"{', '.join(others)}: code that auto_map does not lead to, under names of this release's files"
         raise ConversionError(f"{repo}: {what}; move it away first")
     found = Verification(os.fspath(repo))
