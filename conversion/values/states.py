@@ -12,7 +12,14 @@ STATE, FULL = "linear_attention", "full_attention"
 
 
 class StatesByLayer:
-    """Some layers keep a state and the others see everything; without any, the sizes say nothing."""
+    """Some layers keep a state and the others see everything; without any, the sizes say nothing.
+
+    Args:
+        more: further fields of layers with a state, the same in both layouts.
+    """
+
+    def __init__(self, *more: str):
+        self.names = (*SIZES, *more)
 
     def read(self, official):
         """See `Value.read`."""
@@ -20,7 +27,7 @@ class StatesByLayer:
         kinds = list(config.layer_types)
         if strange := sorted(set(kinds) - {STATE, FULL}):
             raise ConversionError(f"config.json: layer_types names {strange[0]}, which this family does not have")
-        sizes = {name: getattr(config, name) for name in SIZES} if STATE in kinds else {}
+        sizes = {name: getattr(config, name) for name in self.names} if STATE in kinds else {}
         return {"sliding_window": None, "layer_types": kinds, **sizes}
 
     def write(self, config, head):
@@ -28,4 +35,5 @@ class StatesByLayer:
         kinds = list(config.layer_types)
         if strange := sorted(set(kinds) - {STATE, FULL}):
             raise NotExpressible("layer_types", f"{STATE} and {FULL}", strange[0])
-        return {"layer_types": kinds, **({name: getattr(config, name) for name in SIZES} if STATE in kinds else {})}
+        sizes = {name: getattr(config, name) for name in self.names} if STATE in kinds else {}
+        return {"layer_types": kinds, **sizes}

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from .attention import refuse_backends
-from .axes import axis
+from .axes import axis, flag
 from .blocks import block
 from .feed_forward import ACT2FN
 from .normalization import RMSNorm
@@ -111,6 +111,11 @@ def delta_rule_by_chunk(query, key, value, decay, step, state, sequences=None):
     linear_key_head_dim=axis(64, "a positive integer", "attention", "size K of a head's keys there"),
     linear_value_head_dim=axis(64, "a positive integer", "attention", "size V of a head's values there"),
     linear_conv_kernel_dim=axis(4, "an integer above 1", "attention", "tokens W that the convolution before them sees"),
+    linear_allow_neg_eigval=flag(False, "attention", "steps b there reach from 0 to 2, in place of 1"),
+    linear_norm_eps=axis(None, "a positive number", "attention", "of the norm of heads there; None: norm_eps"),
+    linear_norm_placement=axis(
+        None, ("pre", "output", "pre_output"), "norm", "norm_placement of layers with a state; None: as in the others"
+    ),
 )
 class GatedDeltaRule(nn.Module):
     """A layer's attention by the gated delta rule.
@@ -122,7 +127,8 @@ class GatedDeltaRule(nn.Module):
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
         super().__init__()
-        self.config, self.layer_idx = config, layer_idx
+        self.config, self.layer_idx, self.norm_placement = config, layer_idx, config.linear_norm_placement
+        self.largest_step = 2 if config.linear_allow_neg_eigval else 1
         width, self.heads = config.hidden_size, range(config.linear_num_value_heads)
         self.key_size, self.value_size = config.linear_key_head_dim, config.linear_value_head_dim
         keys, values = config.linear_num_key_heads * self.key_size, len(self.heads) * self.value_size
@@ -138,7 +144,7 @@ class GatedDeltaRule(nn.Module):
         self.act = ACT2FN[config.hidden_act]
         self.dt_bias = nn.Parameter(torch.ones(len(self.heads)))
         self.A_log = nn.Parameter(torch.zeros(len(self.heads)))
-        self.norm = RMSNorm(self.value_size, config.norm_eps)
+        self.norm = RMSNorm(self.value_size, config.linear_norm_eps or config.norm_eps)
         self.out_proj = nn.Linear(values, width, bias=False)
 
     @property
@@ -214,7 +220,7 @@ class GatedDeltaRule(nn.Module):
             query, key, value = (
                 self._heads(each, size) for each, size in zip(states.split(self.sizes, dim=-1), head_sizes, strict=True)
             )
-            step = step.sigmoid().to(wide)
+            step = self.largest_step * step.sigmoid().to(wide)
             decay = -self.A_log.to(wide).exp() * F.softplus(decay.to(wide) + self.dt_bias.to(wide))
             if is_token is not None:
                 step, decay = step * is_token, decay * is_token
