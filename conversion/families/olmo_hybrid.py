@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 from ..rules.operations import Reversed, Split
 from ..rules.table import Rule, module_rules
 from ..values import HeadDim, Rope, StatesByLayer
+from ..values.states import SIZES
 from .decoder import ATTENTION, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM, DecoderFamily
 from .fresh import rotary
 from .olmo import BIASES, STRUCTURE
@@ -108,7 +109,7 @@ FAMILY = HybridFamily(
     layer={**ATTENTION, **MLP, **Q_AND_K_NORM},
     fields=BIASES,
     rope=RopeOrNone(),
-    window=StatesByLayer("linear_allow_neg_eigval"),
+    window=StatesByLayer(names=(*SIZES, "linear_allow_neg_eigval")),
     head_dim=HeadDim(always=False),
     more_rules=rules_of_states,
     reads_whole=False,

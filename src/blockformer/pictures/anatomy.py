@@ -24,7 +24,6 @@ from .words import (
     language_model_head_words,
     norm_title,
     own_title,
-    state_words,
 )
 
 
@@ -239,8 +238,8 @@ def _sublayer(stack: Stack, layer: nn.Module, side: str, prefix: str, name: str)
         heads = (count, count // module.num_key_value_groups)
         f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, chips, heads=heads, mask=mask)
     elif hasattr(module, "state_numbers"):
-        size, chips = state_words(module)
-        f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, chips, mask="causal")
+        size, *chips = module.words
+        f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, tuple(chips), mask="causal")
     else:
         size, chips, experts = feed_forward_words(module, config)
         title = "Experts" if experts else SUBLAYERS[name]

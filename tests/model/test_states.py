@@ -8,7 +8,7 @@ from pairs import assert_close, assert_gradients_close, token_ids
 from transformers import DynamicCache, Qwen3NextConfig, Qwen3NextForCausalLM, StaticCache
 
 import blockformer
-from blockformer.model.delta_rule import CHUNK, delta_rule_by_chunk, delta_rule_by_token
+from blockformer.model.states import CHUNK, delta_rule_by_chunk, delta_rule_by_token
 
 STATE, FULL = "linear_attention", "full_attention"
 STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
