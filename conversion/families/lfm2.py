@@ -1,4 +1,4 @@
-"""LFM2 (Liquid AI, 2025), with and without experts: most layers have a gated short convolution in place of attention."""
+"""LFM2 (Liquid AI, 2025), with and without experts: most layers have a gated convolution in place of attention."""
 
 from typing import Any
 

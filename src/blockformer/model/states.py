@@ -29,7 +29,7 @@ WITHOUT_STATES = (
 
 
 class StateLayer(nn.Module):
-    """A layer's attention that keeps a state; a kind of it has `mix`, `state_numbers` and `words`.
+    """A layer's attention that keeps a state; a kind of it has `mix`, `state_bytes` and `words`.
 
     Attributes:
         kind: its layer type.
@@ -45,9 +45,8 @@ class StateLayer(nn.Module):
         super().__init__()
         self.config, self.layer_idx, self.window = config, layer_idx, window
 
-    @property
-    def state_numbers(self) -> int:
-        """How many numbers a cache keeps of a row, however long it is."""
+    def state_bytes(self, size: int) -> int:
+        """Bytes that a cache keeps of a row, however long it is, in a dtype of so many bytes."""
         raise NotImplementedError
 
     @classmethod
@@ -301,10 +300,9 @@ class GatedDeltaRule(StateLayer):
         self.norm = RMSNorm(self.value_size, config.linear_norm_eps or config.norm_eps)
         self.out_proj = nn.Linear(values, width, bias=False)
 
-    @property
-    def state_numbers(self) -> int:
-        """See `StateLayer.state_numbers`."""
-        return len(self.heads) * self.key_size * self.value_size + sum(self.sizes) * self.window
+    def state_bytes(self, size: int) -> int:
+        """See `StateLayer.state_bytes`."""
+        return len(self.heads) * self.key_size * self.value_size * max(size, 4) + sum(self.sizes) * self.window * size
 
     @property
     def words(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -392,10 +390,9 @@ class ShortConvolution(StateLayer):
         self.conv1d = nn.Conv1d(width, width, self.window, groups=width, bias=bias)
         self.out_proj = nn.Linear(width, width, bias=bias)
 
-    @property
-    def state_numbers(self) -> int:
-        """See `StateLayer.state_numbers`."""
-        return self.conv1d.out_channels * self.window
+    def state_bytes(self, size: int) -> int:
+        """See `StateLayer.state_bytes`."""
+        return self.conv1d.out_channels * self.window * size
 
     @property
     def words(self) -> tuple[str, ...]:  # type: ignore[override]
