@@ -267,6 +267,21 @@ def test_caches_that_do_not_fit_are_refused(kind):
 
 
 @torch.no_grad()
+def test_packed_rows_with_padding_and_masks_of_pairs_are_refused(kind):
+    a_model, ids = model(kind), token_ids(2, 6, vocab=97)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
+    with pytest.raises(ValueError, match="position_ids begin again in a row that attention_mask hides tokens of: pack"):
+        a_model(ids, attention_mask=mask, position_ids=positions)
+    a_model(ids, attention_mask=mask, position_ids=torch.arange(6)[None])
+    whole = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    with pytest.raises(
+        ValueError, match=r"attention_mask is \[2, 1, 6, 6\], and some layers keep a state: give one of"
+    ):
+        a_model(ids, attention_mask=whole)
+
+
+@torch.no_grad()
 def test_what_would_crop_a_state_is_refused(kind):
     a_model, ids = model(kind), token_ids(1, 8, vocab=97)
     for draft in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": model(kind, 1)}, {"assistant_early_exit": 1}):

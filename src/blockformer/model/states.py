@@ -16,6 +16,7 @@ from transformers import initialization as init
 from .attention import refuse_backends
 from .axes import axis, flag
 from .blocks import block
+from .compat import is_readable
 from .feed_forward import ACT2FN
 from .normalization import RMSNorm
 from .positions import adds_to_scores, sequence_numbers
@@ -69,9 +70,18 @@ class StateLayer(nn.Module):
     def mask_of(inputs):
         """What these layers get as `attention_mask`, of a `layer.StackInputs`: see `forward`."""
         mask, positions, places = inputs.attention_mask, inputs.given_positions, inputs.places
-        if isinstance(mask, torch.Tensor):
-            return mask[:, places] if mask.dim() == 2 else None
-        return None if positions is None or len(places) == 1 else sequence_numbers(positions)
+        if not isinstance(mask, torch.Tensor):
+            return None if positions is None or len(places) == 1 else sequence_numbers(positions)
+        if mask.dim() != 2:
+            fix = "give one of [batch, length], 0 for padding; a state cannot leave out anything else"
+            raise ValueError(f"attention_mask is {[*mask.shape]}, and some layers keep a state: {fix}.")
+        mask = mask[:, places]
+        if not is_readable(mask):
+            return mask
+        if positions is not None and _begins_again(mask != 0, positions):
+            fix = "pack texts without padding and leave attention_mask out, or give one text a row"
+            raise ValueError(f"position_ids begin again in a row that attention_mask hides tokens of: {fix}.")
+        return None if mask.all() else mask
 
     def forward(self, hidden_states, attention_mask=None, past_key_values=None, head_mask=None, **kwargs):
         """States [B, T, C] -> states [B, T, C], and None for the probabilities.
@@ -132,6 +142,13 @@ class StateLayer(nn.Module):
                 part = part * (earlier[:, place : place + length] == sequences)[..., None]
             output = torch.addcmul(output, part, taps[place])
         return output
+
+
+def _begins_again(is_token, positions):
+    """Whether the positions [B, T] of some row's tokens do not grow."""
+    least = torch.iinfo(positions.dtype).min
+    before = positions.masked_fill(~is_token, least).cummax(-1).values
+    return bool((is_token & (positions <= F.pad(before[:, :-1], (1, 0), value=least))).any())
 
 
 def _layer_of(past_key_values, layer_idx: int, rows: int):
