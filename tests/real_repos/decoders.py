@@ -39,6 +39,7 @@ GEMMA_TURNS = (
 LATENT = {"kv_lora_rank": 16, "num_key_value_heads": 4, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 8}
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
+
 def words_at_end(*last: str, **more: Any) -> Any:
     """A byte-level tokenizer with the special tokens at its end, of today's kind."""
     return partial(byte_level, last=last, **{"split": LLAMA3, "slow": False, "listed": True, **more})
