@@ -92,7 +92,7 @@ MOE = ExpertsFamily(
     fresh={**FRESH, **FINE, "router_selection_bias": True},
     layer={**ATTENTIONS, **{f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in PARTS.items()}},
     spellings=[InFeedForward()],
-    published=OneByOne(parts=tuple(PARTS)),
+    published=OneByOne(parts=("w1", "w3", "w2")),
     bias_of_choice="expert_bias",
     fields={**FIELDS, **{name: name for name in NAMES}, "use_expert_bias": "router_selection_bias"},
     without_effect=("router_aux_loss_coef", "output_router_logits"),

@@ -3,10 +3,11 @@
 from transformers import PreTrainedModel
 
 from .model import (
+    delta_rule,  # noqa: F401 - it enters a layer type
     modeling_decoder,
     modeling_encoder,
     modeling_encoder_decoder,
-    states,  # noqa: F401 - it enters two layer types
+    states,  # noqa: F401 - and it another
 )
 from .model.configuration_blockformer import BlockformerConfig
 from .model.configuration_decoder import BlockformerDecoderConfig

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import blockformer
-from blockformer.model.states import CHUNK, delta_rule_by_chunk, delta_rule_by_token, delta_rule_of_one
+from blockformer.model.delta_rule import CHUNK, delta_rule_by_chunk, delta_rule_by_token, delta_rule_of_one
 
 STATE, CONV, FULL = "linear_attention", "conv", "full_attention"
 STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}

@@ -239,8 +239,8 @@ def _sublayer(stack: Stack, layer: nn.Module, side: str, prefix: str, name: str)
         heads = (count, count // module.num_key_value_groups)
         f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, chips, heads=heads, mask=mask)
     elif isinstance(module, StateLayer):
-        size, *chips = module.words
-        f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, tuple(chips), mask="causal")
+        size, *more = module.words
+        f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, tuple(more), mask="causal")
     else:
         size, chips, experts = feed_forward_words(module, config)
         title = "Experts" if experts else SUBLAYERS[name]

@@ -46,7 +46,8 @@ def code_files(config: PretrainedConfig) -> list[Path]:
     Raises:
         RuntimeError: one of them imports something that a repo does not have.
     """
-    parts = [block.path for block in of_the_package() if block in blocks_of(config)]
+    blocks = [block for block in of_the_package() if block in blocks_of(config)]
+    parts = sorted({MODEL / name for block in blocks for name in block.digests})
     return [*topology_files(type(config)), *([MODEL / "blocks.py", *parts] if parts else [])]
 
 
