@@ -17,8 +17,11 @@ from .fresh import rotary
 from .olmo import BIASES, STRUCTURE
 from .qwen3_next import every_fourth, sizes_of
 
-PUBLISHED = "norms as published"
-"""A trait: layers with keys call their norms as the class does, where the class itself would write other names."""
+PUBLISHED = "as published"
+"""A trait: layers with keys call their norms as the class does, and the convolution is cut into queries, keys, values.
+
+`save_pretrained` of the class writes other names there, and cuts the convolution into equal parts.
+"""
 STATE = "linear_attention"
 OF_STATES = {
     **{f"{letter}_proj": f"in_proj_{letter}" for letter in "qkvab"},
@@ -69,13 +72,16 @@ class HybridFamily(DecoderFamily):
     def storage(self, variant, config):
         """See `Family.storage`."""
         root, (keys, values, _) = self.head(variant).root, sizes_of(config)
+        is_published, whole = PUBLISHED in variant.traits, 2 * keys + values
+        third = -(-whole // 3)
+        sizes = (keys, keys, values) if is_published else (third, third, whole - 2 * third)
         rules = []
         for index, kind in enumerate(config.layer_types):
             layer = f"{root}layers.{index}."
-            if kind == STATE or PUBLISHED not in variant.traits:
+            if kind == STATE or not is_published:
                 rules += module_rules({layer + theirs: layer + name for name, theirs in IN_FILES.items()})
             parts = tuple(f"{layer}linear_attn.{letter}_conv1d.weight" for letter in "qkv")
-            rules.append(Rule(parts, f"{layer}linear_attn.conv1d.weight", Reversed(Split(0, (keys, keys, values)))))
+            rules.append(Rule(parts, f"{layer}linear_attn.conv1d.weight", Reversed(Split(0, sizes))))
         return rules
 
     def stack_rules(self, config: PretrainedConfig):
