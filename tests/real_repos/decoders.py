@@ -64,13 +64,19 @@ def liquid_words() -> Any:
 
 
 def as_olmo_core_writes(tensors: Any) -> Any:
-    """OLMo Hybrid's norms as the first checkpoints name them: those of layers with keys as in OLMo 3."""
+    """OLMo Hybrid as first published: norms of layers with keys as in OLMo 3, the convolution cut as its channels are."""
     with_keys = {name.removesuffix("self_attn.q_proj.weight") for name in tensors if ".self_attn.q_proj." in name}
     theirs, usual = "feedforward_layer_norm.weight", "post_attention_layernorm.weight"
-    return {
+    written = {
         name.replace(theirs, usual) if name.removesuffix(theirs) in with_keys else name: each
         for name, each in tensors.items()
     }
+    for name in [name for name in written if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{letter}_conv1d") for letter in "qkv"]
+        whole = torch.cat([written[each] for each in names])
+        rows = [len(written[each.replace("conv1d", "proj")]) for each in names]
+        written |= dict(zip(names, (part.clone() for part in whole.split(rows)), strict=True))
+    return written
 
 
 def qwen_words(*more: str, **settings: Any) -> Any:
