@@ -64,7 +64,7 @@ def liquid_words() -> Any:
 
 
 def as_olmo_core_writes(tensors: Any) -> Any:
-    """OLMo Hybrid as first published: norms of layers with keys as in OLMo 3, the convolution cut as its channels are."""
+    """OLMo Hybrid as first published: norms of layers with keys as in OLMo 3, the convolution cut by its channels."""
     with_keys = {name.removesuffix("self_attn.q_proj.weight") for name in tensors if ".self_attn.q_proj." in name}
     theirs, usual = "feedforward_layer_norm.weight", "post_attention_layernorm.weight"
     written = {
