@@ -77,8 +77,10 @@ def delta_rule_by_chunk(query, key, value, decay, step, state, sequences=None):
     length = query.shape[2]
     size = min(CHUNK, length)
     rest = -length % size
-    query, key, value = (F.pad(each, (0, 0, 0, rest)).unflatten(2, (-1, size)) for each in (query, key, value))
-    decay, step = (F.pad(each, (0, rest)).unflatten(2, (-1, size)) for each in (decay, step))
+    if rest:  # padding by nothing would copy
+        query, key, value = (F.pad(each, (0, 0, 0, rest)) for each in (query, key, value))
+        decay, step = (F.pad(each, (0, rest)) for each in (decay, step))
+    query, key, value, decay, step = (each.unflatten(2, (-1, size)) for each in (query, key, value, decay, step))
     total = decay.cumsum(-1)  # log A, [B, H, T / N, N]
     later = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()  # A_t / A_s, or 0
@@ -189,11 +191,12 @@ class GatedDeltaRule(StateLayer):
         _, state = states_of(held)
         with torch.autocast("cpu" if device == "meta" else device, enabled=False):
             states = self.act(self.convolved(projected, self.conv1d.weight, sequences, held))
-            head_sizes = (self.key_size, self.key_size, self.value_size)
-            query, key, value = (
-                self._heads(each, size) for each, size in zip(states.split(self.sizes, dim=-1), head_sizes, strict=True)
-            )
-            step = self.largest_step * step.sigmoid().to(wide)
+            query, key, value = states.split(self.sizes, dim=-1)
+            query, key = (_unit(each.unflatten(-1, (-1, self.key_size))) for each in (query, key))
+            query, key = self._by_head(query * self.key_size**-0.5), self._by_head(key)
+            value = self._by_head(value.unflatten(-1, (-1, self.value_size)))
+            step = step.sigmoid().to(wide)
+            step = step if self.largest_step == 1 else self.largest_step * step
             decay = -self.A_log.to(wide).exp() * F.softplus(decay.to(wide) + self.dt_bias.to(wide))
             if is_token is not None:
                 step, decay = step * is_token, decay * is_token
@@ -201,7 +204,6 @@ class GatedDeltaRule(StateLayer):
                 state = state.clone()  # the cache writes over it
             elif state is None:
                 state = value.new_zeros(*value.shape[:2], self.key_size, self.value_size)
-            query, key = _unit(query) * self.key_size**-0.5, _unit(key)
             given = (query, key, value, decay.transpose(1, 2), step.transpose(1, 2), state.to(wide))
             if query.shape[2] > 1:
                 output, state = delta_rule_by_chunk(*given, sequences)
@@ -213,10 +215,11 @@ class GatedDeltaRule(StateLayer):
             output = output.flatten(2) * F.silu(gate.to(wide))
         return self.out_proj(output.to(projected.dtype))
 
-    def _heads(self, states, size: int):
-        """[B, T, heads * size] -> [B, H, T, size]; key heads are repeated for value heads."""
-        states = states.unflatten(-1, (-1, size))
-        return states.repeat_interleave(len(self.heads) // states.shape[2], dim=2).transpose(1, 2)
+    def _by_head(self, states):
+        """[B, T, G or H, size] -> [B, H, T, size]; key heads are repeated for value heads."""
+        states = states.transpose(1, 2)
+        times = len(self.heads) // states.shape[1]
+        return states.contiguous() if times == 1 else states.repeat_interleave(times, dim=1)
 
 
 def _unit(states):

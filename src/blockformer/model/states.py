@@ -137,7 +137,7 @@ class StateLayer(nn.Module):
             part = seen[:, place : place + length]
             if sequences is not None:
                 part = part * (earlier[:, place : place + length] == sequences)[..., None]
-            output = torch.addcmul(output, part, taps[place])
+            output.addcmul_(part, taps[place])
         return output
 
 
