@@ -31,6 +31,7 @@ PARTS = [
     "gpt2",
     "gemma",
     "experts",
+    "hybrid",
     "encoder",
     "encoders",
     "sentences",
@@ -84,6 +85,8 @@ def main() -> None:
     for part, shape in (("gemma", size.gemma), ("experts", size.experts)):
         if part in options.only:
             rows += decoder_rows(shape, size.decodes[:2], size.prefills[:1], dtypes, size, limits, console)
+    for shape in size.hybrids if "hybrid" in options.only else ():
+        rows += decoder_rows(shape, size.decodes[:2], size.prefills, dtypes, size, limits, console)
     if "encoder" in options.only:
         for dtype in dtypes[::-1]:
             pair = tuple(model.to(dtype) for model in seq2seq.make_bert(size.layers))

@@ -18,6 +18,7 @@ class Size:
 
     Attributes:
         gemma: a decoder with windows in most layers; `experts` one with experts. Both have the first two of `decodes`.
+        hybrids: decoders most of whose layers keep a state; they have the first two of `decodes`.
         small: a decoder whose weights take less time than what surrounds them.
         decodes: context and batch of each row of decoding, for `decoder`; `gpt2` has the first two, `small` the first.
         prefill: what is timed on whole prompts.
@@ -38,6 +39,7 @@ class Size:
     gpt2: workloads.Shape
     gemma: workloads.Shape
     experts: workloads.Shape
+    hybrids: list[workloads.Shape]
     decodes: list[tuple[int, int]]
     prefill: workloads.Shape
     prefills: list[int]
@@ -81,6 +83,26 @@ GEMMA = workloads.Shape("Gemma-3-1B", layers=26, vocab_size=262144, family="gemm
 FEW_GEMMA = workloads.Shape("Gemma-3-1B width, 6 layers", 6, 32768, family="gemma3_text", **GEMMA_SIZES)
 MOE_SIZES = {"hidden_size": 2048, "heads": 32, "kv_heads": 4, "family": "qwen3_moe"}
 FEW_EXPERTS = workloads.Shape("Qwen3-30B-A3B width, 2 layers of 32 experts", 2, 32768, experts=32, **MOE_SIZES)
+STATE_SIZES = {"layers": 4, "vocab_size": 32768, "head_dim": 256}
+HYBRIDS = [
+    workloads.Shape(
+        "Qwen3.5-0.8B width, 4 layers",
+        heads=8,
+        kv_heads=2,
+        intermediate_size=3584,
+        family="qwen3_5_text",
+        **STATE_SIZES,
+    ),
+    workloads.Shape(
+        "Qwen3-Next width, 4 layers of 32 experts",
+        hidden_size=2048,
+        heads=16,
+        kv_heads=2,
+        family="qwen3_next",
+        experts=32,
+        **STATE_SIZES,
+    ),
+]
 EXPERTS = workloads.Shape("Qwen3-30B-A3B width, 4 layers of 128 experts", 4, 32768, experts=128, **MOE_SIZES)
 SHORT = Size(
     decoder=WHOLE,
@@ -88,6 +110,7 @@ SHORT = Size(
     gpt2=GPT2,
     gemma=FEW_GEMMA,
     experts=FEW_EXPERTS,
+    hybrids=HYBRIDS,
     decodes=[(16, 1), (512, 1), (2048, 1)],
     prefill=workloads.Shape("Qwen3-0.6B width, 6 layers", layers=6, vocab_size=32768),
     prefills=[512, 2048],
@@ -126,12 +149,16 @@ TINY_DECODER = workloads.Shape("Tiny", kv_heads=2, intermediate_size=128, **TINY
 TINY_GPT2 = workloads.Shape("Tiny GPT-2", kv_heads=4, intermediate_size=128, family="gpt2", **TINY_SIZES)
 TINY_GEMMA = workloads.Shape("Tiny Gemma", kv_heads=2, intermediate_size=128, family="gemma3_text", **TINY_SIZES)
 TINY_EXPERTS = workloads.Shape("Tiny experts", kv_heads=2, family="qwen3_moe", experts=4, **TINY_SIZES)
+TINY_HYBRID = workloads.Shape(
+    "Tiny hybrid", kv_heads=2, intermediate_size=128, family="qwen3_5_text", **{**TINY_SIZES, "layers": 4}
+)
 TINY = Size(
     decoder=TINY_DECODER,
     small=TINY_DECODER,
     gpt2=TINY_GPT2,
     gemma=TINY_GEMMA,
     experts=TINY_EXPERTS,
+    hybrids=[TINY_HYBRID],
     decodes=[(16, 1), (16, 2)],
     prefill=TINY_DECODER,
     prefills=[16],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import statistics
 import tempfile
@@ -17,10 +18,14 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
@@ -164,7 +169,30 @@ def _gemma3(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrain
     return converted(Gemma3ForCausalLM(Gemma3TextConfig(**_sizes(shape))).to(dtype))
 
 
-_MAKERS = {"qwen3": _qwen3, "gpt2": _gpt2, "qwen3_moe": _qwen3_moe, "gemma3_text": _gemma3}
+def _states(shape: Shape) -> dict[str, object]:
+    """Layers with a state, a key head for every two value heads; every fourth layer has keys."""
+    sizes = {"linear_num_key_heads": shape.heads, "linear_num_value_heads": 2 * shape.heads}
+    return {**_sizes(shape), **sizes, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+
+
+def _qwen3_5(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    return converted(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**_states(shape))).to(dtype))
+
+
+def _qwen3_next(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    experts = {"num_experts": shape.experts, "num_experts_per_tok": min(8, shape.experts), "norm_topk_prob": True}
+    experts |= {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+    return converted(Qwen3NextForCausalLM(Qwen3NextConfig(**_states(shape), **experts)).to(dtype))
+
+
+_MAKERS = {
+    "qwen3": _qwen3,
+    "gpt2": _gpt2,
+    "qwen3_moe": _qwen3_moe,
+    "gemma3_text": _gemma3,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_next": _qwen3_next,
+}
 
 
 def converted(peer: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -201,14 +229,17 @@ class _Clock(StoppingCriteria):
 def decoding(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> Callable[[], list[float]]:
     """What writes `tokens` tokens by `generate()` after the prompt `ids` [B, T]: seconds of each but the first.
 
-    The prompt's keys and values are computed once, here, and used again by every call.
+    The prompt's keys and values are computed once, here, and used again by every call; states, which cannot be taken
+    back, from a copy.
     """
     with torch.no_grad():
-        cache = model(ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
-    length = cache.get_seq_length()
+        read = model(ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
+    length = read.get_seq_length()
+    has_states = any(hasattr(layer, "recurrent_states") for layer in read.layers)
 
     def once() -> list[float]:
         clock = _Clock()
+        cache = copy.deepcopy(read) if has_states else read
         if cache.get_seq_length() > length:
             cache.crop(length - cache.get_seq_length())
         model.generate(

@@ -146,6 +146,7 @@ PARTS = {
     "bert": {"position_type": "relative_key"},
     "roberta": DISTANCES,
     "qwen3_5_text": {"linear_num_key_heads": 2, "linear_num_value_heads": 2},
+    "lfm2": {},
     "modernbert": {},
     "deberta-v2": DISTANCES,
     "t5": {},

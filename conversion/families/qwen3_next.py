@@ -1,8 +1,11 @@
-"""Qwen3-Next (Qwen team, 2025) and the text model of Qwen3.5 (2026): three layers of four keep a state.
+"""Qwen3-Next (Qwen team, 2025) and the text models of Qwen3.5 (2026): three layers of four keep a state.
 
 The fourth has full attention, whose queries and gate lie head by head in one matrix, and turns a quarter of each head.
-Qwen3-Next has experts. Qwen3.5 counts positions along three axes, which are the same for text.
+Qwen3-Next has experts, and so have the larger Qwen3.5, in every layer. Qwen3.5 counts positions along three axes, which
+are the same for text.
 """
+
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -87,39 +90,50 @@ class RopeOfText(Rope):
         return {"rope_parameters": {name: value for name, value in rope.items() if name not in AXES}}
 
 
+BOTH: dict[str, Any] = {
+    "layer": LAYER,
+    "window": StatesByLayer(),
+    "unsupported": {"attention_bias": (None, False)},
+    "outside": ["mtp.*"],
+    "reads_whole": False,
+}
+WITH_EXPERTS: dict[str, Any] = {
+    "structure": {**STRUCTURE, "shared_expert_gate": True},
+    "sparse": {**SHARED, "shared_expert_gate": "shared_expert_gate"},
+    "fresh": {**FRESH, **FINE, "shared_expert_intermediate_size": 384},
+}
+SIZES = {name: name for name in ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")}
 NEXT = ExpertsFamily(
     "qwen3_next",
     "Qwen3NextConfig",
     "Qwen3NextForCausalLM Qwen3NextModel Qwen3NextForSequenceClassification "
     "Qwen3NextForTokenClassification Qwen3NextForQuestionAnswering",
-    structure={**STRUCTURE, "shared_expert_gate": True},
-    layer=LAYER,
     rope=Rope(by_part=True),
-    window=StatesByLayer(),
-    fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},
-    fields={
-        **ROUTER_FIELDS,
-        **{name: name for name in ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")},
-    },
-    unsupported={"attention_bias": (None, False)},
-    sparse={**SHARED, "shared_expert_gate": "shared_expert_gate"},
+    fields={**ROUTER_FIELDS, **SIZES},
     computed=(SPARSE_STEP,),
     more_rules=next_rules,
-    outside=["mtp.*"],
-    reads_whole=False,
     qa_root="transformer.",
+    **BOTH,
+    **WITH_EXPERTS,
 )
 TEXT = DecoderFamily(
     "qwen3_5_text",
     "Qwen3_5TextConfig",
     "Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification",
     structure=STRUCTURE,
-    layer=LAYER,
     rope=RopeOfText(by_part=True),
-    window=StatesByLayer(),
     fresh=FRESH,
-    unsupported={"attention_bias": (None, False)},
     more_rules=text_rules,
-    outside=["mtp.*"],
-    reads_whole=False,
+    **BOTH,
+)
+MOE_TEXT = ExpertsFamily(
+    "qwen3_5_moe_text",
+    "Qwen3_5MoeTextConfig",
+    "Qwen3_5MoeForCausalLM Qwen3_5MoeTextModel",
+    rope=RopeOfText(by_part=True),
+    fields={**ROUTER_FIELDS, **SIZES, "norm_topk_prob": None, "intermediate_size": None},
+    without_effect=["intermediate_size"],
+    more_rules=text_rules,
+    **BOTH,
+    **WITH_EXPERTS,
 )

@@ -7,6 +7,7 @@ from .model import (
     modeling_decoder,
     modeling_encoder,
     modeling_encoder_decoder,
+    states,  # noqa: F401 - and it another
 )
 from .model.configuration_blockformer import BlockformerConfig
 from .model.configuration_decoder import BlockformerDecoderConfig

@@ -26,6 +26,7 @@ from .model.attention import Attention
 from .model.awq_linear import QuantizedLinear
 from .model.axes import did_you_mean
 from .model.experts import Experts
+from .model.states import StateLayer
 from .model_classes import MODELS
 from .presets import preset
 
@@ -52,6 +53,7 @@ class Summary:
         active: how many of them one token uses: of the experts only its own.
         memory: dtype -> bytes of the parameters.
         cache: dtype -> bytes per token while every layer's window has room; empty without a cache.
+        state: dtype -> bytes per text, however long, of layers that keep a state; empty without any.
         sliding: layers whose cache stops growing at `sliding_window` tokens.
         notes: findings the user should know of.
     """
@@ -64,6 +66,7 @@ class Summary:
     active: int
     memory: dict[str, int]
     cache: dict[str, int]
+    state: dict[str, int]
     sliding: int
     notes: Sequence[str] = ()
 
@@ -119,7 +122,7 @@ def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = ""
     """The summary of a config."""
     model = on_paper(config)
     parameters = model.num_parameters()
-    cached = cached_numbers(model)
+    cached, has_states = cached_numbers(model), state_bytes(model, 1) > 0
     return Summary(
         name=name,
         config=config,
@@ -129,6 +132,7 @@ def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = ""
         active=parameters - idle_parameters(model),
         memory=_memory(model, parameters),
         cache={dtype: cached * size for dtype, size in BYTES.items() if dtype != "int8" and cached},
+        state={dtype: state_bytes(model, size) for dtype, size in BYTES.items() if dtype != "int8" and has_states},
         sliding=config.layer_types.count("sliding_attention"),
         notes=notes,
     )
@@ -175,6 +179,11 @@ def cached_numbers(model: torch.nn.Module) -> int:
     """The numbers that a token leaves in the cache of all layers; 0 without a cache."""
     layers = (module for module in model.modules() if isinstance(module, Attention))
     return sum(layer.cached_numbers for layer in layers if not layer.is_cross_attention)
+
+
+def state_bytes(model: torch.nn.Module, size: int) -> int:
+    """The bytes that a text of any length leaves in layers that keep a state, in a dtype of so many bytes."""
+    return sum(module.state_bytes(size) for module in model.modules() if isinstance(module, StateLayer))
 
 
 def _memory(model: torch.nn.Module, parameters: int) -> dict[str, int]:

@@ -229,6 +229,17 @@ def test_inspect_shows_the_seed_articles_layer_tree(capsys, tmp_path):
     assert not re.search(r"\(1\): Layer", out)
 
 
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text"])
+def test_inspect_says_how_many_bytes_of_state_a_text_takes(capsys, name):
+    call("inspect", name)
+    summary = describe(blockformer.preset(name))
+    out = capsys.readouterr().out
+    for dtype in ("float32", "bfloat16"):
+        assert f"state in {dtype}: {summary.state[dtype]:,} bytes a text of any length" in out
+    assert summary.state["float32"] > summary.state["bfloat16"]
+    assert not describe(blockformer.preset("qwen3")).state
+
+
 def test_the_numbers_of_a_summary_are_those_of_the_model(tmp_path):
     config = blockformer.preset("qwen3", **SIZES, tie_word_embeddings=True)
     summary = describe(config)

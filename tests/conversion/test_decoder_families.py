@@ -103,6 +103,11 @@ STATES = {"layer_types": [STATE, FULL], "linear_num_key_heads": 2, "linear_num_v
 STATES |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.1}
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
 NEXT = {**STATES, **QWEN_EXPERTS, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 40}
+HYBRID = {name: value for name, value in STATES.items() if name != "head_dim"}
+HYBRID |= {"linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}}
+CONV = {"layer_types": ["conv", FULL], "block_multiple_of": 8, "initializer_range": 0.1}
+CONV_EXPERTS = {"layer_types": ["conv", FULL], **QWEN_EXPERTS, "num_dense_layers": 1, "routed_scaling_factor": 2.0}
+CONV_EXPERTS |= {"num_experts_per_tok": 3}
 ROWS = [
     Row("phi3"),
     Row("phi3", {"sliding_window": 8, "resid_pdrop": 0.1}, shards=True),
@@ -125,6 +130,16 @@ ROWS = [
     Row("qwen3_5_text", STATES),
     Row("qwen3_5_text", STATES | {"layer_types": [FULL, STATE], "linear_conv_kernel_dim": 2, **TIED}, shards=True),
     Row("qwen3_5_text", STATES | {"linear_num_key_heads": 1, "rope_parameters": MROPE}),
+    Row("qwen3_5_moe_text", NEXT),
+    Row("qwen3_5_moe_text", NEXT | {"layer_types": [FULL, STATE], "rope_parameters": MROPE, **TIED}, shards=True),
+    Row("olmo_hybrid", HYBRID),
+    Row("olmo_hybrid", HYBRID | {"linear_allow_neg_eigval": False, "attention_bias": True, **TIED}, shards=True),
+    Row("olmo_hybrid", HYBRID | {"layer_types": [FULL, STATE], "rope_parameters": {"rope_theta": 1e4}}),
+    Row("lfm2", CONV),
+    Row("lfm2", CONV | {"block_auto_adjust_ff_dim": False, "conv_L_cache": 4, **UNTIED}, shards=True),
+    Row("lfm2", CONV | {"layer_types": [FULL, FULL], "block_ffn_dim_multiplier": 1.3}),
+    Row("lfm2_moe", CONV_EXPERTS),
+    Row("lfm2_moe", CONV_EXPERTS | {"use_expert_bias": False, "norm_topk_prob": False, **UNTIED}, shards=True),
     Row("granitemoe", GRANITE_EXPERTS),
     Row("granitemoe", GRANITE_EXPERTS | {"attention_bias": True, "tie_word_embeddings": True}, shards=True),
     Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 40}),

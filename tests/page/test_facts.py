@@ -89,10 +89,11 @@ def numbers_cached(model):
     names = ("decoder_input_ids", "input_ids") if model.config.is_encoder_decoder else ("input_ids",)
     cache = model(**dict.fromkeys(names, tokens), use_cache=True).past_key_values
     own = getattr(cache, "self_attention_cache", cache)
-    return sum(layer.keys.numel() + layer.values.numel() for layer in own.layers) // 3
+    with_keys = [layer for layer in own.layers if hasattr(layer, "keys")]
+    return sum(layer.keys.numel() + layer.values.numel() for layer in with_keys) // 3
 
 
-@pytest.mark.parametrize("name", ["bert", "qwen3", "t5", "gpt_oss", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "qwen3", "t5", "gpt_oss", "modernbert", "qwen3_5_text", "lfm2"])
 def test_parameters_and_cache_are_those_of_the_summary(name):
     config = blockformer.preset(name)
     facts, summary = Facts(config, 8), describe(blockformer.preset(name))
@@ -104,6 +105,9 @@ def test_parameters_and_cache_are_those_of_the_summary(name):
         assert totals["cache for a token"].startswith(f"{summary.cache['float32']:,} bytes")
         boxes = [box for box in facts.boxes() if "cache" in box and not box["role"].endswith("cross_attn")]
         assert sum(box["cache"] * len(box["layers"]) for box in boxes) == summary.cache["float32"]
+    assert totals.get("state for a text", "").startswith(f"{summary.state['float32']:,} bytes" if summary.state else "")
+    states = sum(box.get("state", 0) * len(box["layers"]) for box in facts.boxes())
+    assert states == summary.state.get("float32", 0)
     own = sum(box["parameters"] * max(len(box["layers"]), 1) for box in facts.boxes())
     tied = facts.model.get_input_embeddings().weight.numel() * (
         (facts.parts.has_language_model_head and bool(config.tie_word_embeddings)) + (len(facts.parts.stacks) > 1)

@@ -56,6 +56,29 @@ def gpt2_words(**more: Any) -> Any:
     return partial(byte_level, last=(END,), **{"inside": True, **more})
 
 
+def liquid_words() -> Any:
+    first = ("<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    names = {"bos_token": first[1], "eos_token": first[-1], "pad_token": first[0]}
+    settings = {"split": LLAMA3, "slow": False, "listed": True, "before": first[1:2]}
+    return byte_level(first, **settings, config={**FAST, **names, "chat_template": CHATML})
+
+
+def as_olmo_core_writes(tensors: Any) -> Any:
+    """OLMo Hybrid as first published: norms of layers with keys as in OLMo 3, the convolution cut by its channels."""
+    with_keys = {name.removesuffix("self_attn.q_proj.weight") for name in tensors if ".self_attn.q_proj." in name}
+    theirs, usual = "feedforward_layer_norm.weight", "post_attention_layernorm.weight"
+    written = {
+        name.replace(theirs, usual) if name.removesuffix(theirs) in with_keys else name: each
+        for name, each in tensors.items()
+    }
+    for name in [name for name in written if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{letter}_conv1d") for letter in "qkv"]
+        whole = torch.cat([written[each] for each in names])
+        rows = [len(written[each.replace("conv1d", "proj")]) for each in names]
+        written |= dict(zip(names, (part.clone() for part in whole.split(rows)), strict=True))
+    return written
+
+
 def qwen_words(*more: str, **settings: Any) -> Any:
     config = {
         "add_prefix_space": False,
@@ -1346,6 +1369,66 @@ RECORDS = (
         files={"LICENSE": APACHE},
         card={"license": "apache-2.0"},
         known="assumed",
+    ),
+    Record(
+        "allenai/Olmo-Hybrid-7B",
+        "OlmoHybridForCausalLM",
+        llama_config("OlmoHybridForCausalLM", "olmo_hybrid", attention_bias=False, bos_token_id=None, dtype="bfloat16",
+                     eos_token_id=Token(END), layer_types=["linear_attention", "full_attention"],
+                     linear_a_log_max=16.0, linear_a_log_min=0.0, linear_allow_neg_eigval=True,
+                     linear_conv_kernel_dim=4, linear_dt_init_floor=0.0001, linear_dt_max=0.1, linear_dt_min=0.001,
+                     linear_key_head_dim=6, linear_num_key_heads=4, linear_num_value_heads=4, linear_value_head_dim=12,
+                     num_key_value_heads=4, pad_token_id=Token("<|pad|>"), rms_norm_eps=1e-06, rope_parameters=None,
+                     rope_theta=None, torch_dtype=..., transformers_version="5.3.0"),
+        words_at_end("<|extra_id_0|>", END, "<|pad|>", config={**GPT2, **SAME_END, "pad_token": "<|pad|>"}),
+        known="known",
+        spelling=(as_olmo_core_writes,),
+        dtype="bfloat16",
+        card={"license": "apache-2.0", "language": ["en"]},
+    ),
+    Record(
+        "LiquidAI/LFM2-1.2B",
+        "Lfm2ForCausalLM",
+        {
+            "architectures": ["Lfm2ForCausalLM"],
+            "block_auto_adjust_ff_dim": True,
+            "block_dim": 32,
+            "block_ff_dim": 96,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_mlp_init_scale": 1.0,
+            "block_multiple_of": 16,
+            "block_norm_eps": 1e-05,
+            "block_out_init_scale": 1.0,
+            "block_use_swiglu": True,
+            "block_use_xavier_init": True,
+            **ends("<|startoftext|>", "<|im_end|>", "<|pad|>"),
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "conv_dim": 32,
+            "conv_dim_out": 32,
+            "conv_use_xavier_init": True,
+            "full_attn_idxs": [1],
+            "hidden_size": 32,
+            "initializer_range": 0.02,
+            "max_position_embeddings": 128000,
+            "model_type": "lfm2",
+            "norm_eps": 1e-05,
+            "num_attention_heads": 4,
+            "num_heads": 4,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "rope_theta": 1000000.0,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.54.0.dev0",
+            "use_cache": True,
+            "use_pos_enc": True,
+            "vocab_size": Rows(3),
+        },
+        liquid_words,
+        spelling=(NO_HEAD,),
+        dtype="bfloat16",
+        generation=written_by("4.54.0.dev0", **ends("<|startoftext|>", "<|im_end|>", "<|pad|>")),
+        card={"license": "other", "license_name": "lfm1.0", "language": ["en", "ar", "zh", "fr", "de", "ja"]},
     ),
     Record(
         "ByteDance-Seed/Seed-OSS-36B-Instruct",

@@ -101,6 +101,21 @@ def test_latent_vectors_are_hidden_whether_they_grow_or_not(size):
         assert rates[f"model.layers.0.self_attn.{name}.weight"] == 1 / growth
 
 
+@pytest.mark.parametrize("heads", [8, 32])
+def test_maps_into_a_state_are_hidden_and_its_rates_are_heads(heads):
+    """Whether heads grow in number or not; a step and a decay are one number of all states."""
+    base = of_width("qwen3_5_text", 16)
+    config = of_width("qwen3_5_text", 64, linear_num_value_heads=heads, linear_num_key_heads=heads // 2)
+    model, plain = drawn(mup_model, LM, config, base), drawn(LM, config)
+    rates = rates_of(model, mup_groups(model, base, 1.0, 0.0))
+    as_head = ("in_proj_b", "in_proj_a") if heads == base.linear_num_value_heads else ()
+    for name in ("in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "conv1d"):
+        ours, theirs = (getattr(each.model.layers[0].self_attn, name).weight for each in (model, plain))
+        growth = {"out_proj": heads / 8, "conv1d": 1}.get(name, 4)
+        torch.testing.assert_close(ours, theirs / (growth if name in as_head else growth**0.5))
+        assert rates[f"model.layers.0.self_attn.{name}.weight"] == 1 / growth
+
+
 @pytest.mark.parametrize(("scale", "expected"), [(None, 8**-0.5 / 4), (0.5, 0.125)])
 def test_scores_of_wider_heads_shrink_as_their_size(scale, expected):
     base = of_width("qwen3", 16, attention_scale=scale)

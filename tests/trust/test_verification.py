@@ -63,19 +63,19 @@ def test_a_part_that_only_some_configs_need_is_code_of_the_release(tmp_path):
     found = verify(repo)
     assert found.is_ok
     card = (repo / "README.md").read_text()
-    assert "`delta_rule.py`" in card
+    assert "`delta_rule.py`, `states.py`" in card
     assert "is its author's" not in card
-    assert {"delta_rule.py", "blocks.py", "with_blocks.py"} <= found.files.keys()
+    assert {"delta_rule.py", "states.py", "blocks.py", "with_blocks.py"} <= found.files.keys()
     assert (found.blocks, found.to_read) == ({}, [])
     # Of another release, in which the file differs, the config is read all the same.
-    edit(repo / "config.json", blocks={"delta_rule.py": 64 * "0"})
+    edit(repo / "config.json", blocks={"delta_rule.py": 64 * "0", "states.py": 64 * "0"})
     assert blockformer.BlockformerDecoderConfig.from_pretrained(repo).layer_types == kinds
     assert blockformer.upgrade(repo).is_ok
-    assert json.loads((repo / "config.json").read_text())["blocks"]["delta_rule.py"] != 64 * "0"
-    (repo / "delta_rule.py").write_text("import os\n")
-    assert "delta_rule.py is not that of release" in verify(repo).problems["code"][0]
-    (repo / "delta_rule.py").unlink()
-    assert verify(repo).problems["code"] == ["delta_rule.py is missing"]
+    assert json.loads((repo / "config.json").read_text())["blocks"]["states.py"] != 64 * "0"
+    (repo / "states.py").write_text("import os\n")
+    assert "states.py is not that of release" in verify(repo).problems["code"][0]
+    (repo / "states.py").unlink()
+    assert verify(repo).problems["code"] == ["states.py is missing"]
     edit(repo / "config.json", blocks={"attention.py": 64 * "0"})
     assert any("blocks must name files of its author's" in problem for problem in verify(repo).problems["code"])
 

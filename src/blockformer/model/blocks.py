@@ -64,6 +64,7 @@ class Block:
         gives: of a position scheme, which positions: a key of `SCHEMES`; of others empty.
         fields: its fields by name, each an `axes.Axis`.
         file: the file's name, `path` where it stood, `source` its content, `digest` the SHA-256 of that in hexadecimal.
+        digests: the same of it and of each file that the class's `needs` name, which only repos with blocks have.
         tensor_parallel_plan: how processes share its modules, by name within it; empty: it is whole in each.
     """
 
@@ -78,6 +79,10 @@ class Block:
         self.path = Path(sys.modules[cls.__module__].__file__)  # type: ignore[arg-type]
         self.source = self.path.read_bytes()
         self.digest = hashlib.sha256(self.source).hexdigest()
+        needed = [self.path.with_name(f"{name}.py") for name in getattr(cls, "needs", ())]
+        self._needed = {path.name: path.read_bytes() for path in needed}
+        others = {name: hashlib.sha256(source).hexdigest() for name, source in self._needed.items()}
+        self.digests = {self.file: self.digest, **others}
         self.tensor_parallel_plan: dict[str, str] = getattr(cls, "tensor_parallel_plan", {})
 
     def __call__(self, *arguments, **named):
@@ -133,9 +138,10 @@ class Block:
         if self.path.exists() and self.path == (folder / self.file).resolve() and self.path.read_bytes() != self.source:
             what = f"{self.path} was edited after it was registered, and a repo in its folder would get it as it was"
             raise ValueError(f"{what}: save to another folder.")
-        (folder / self.file).write_bytes(self.source)
+        for name, source in {self.file: self.source, **self._needed}.items():
+            (folder / name).write_bytes(source)
         (folder / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
-        files = sorted({each.file for each in blocks_of(config)})
+        files = sorted({name for each in blocks_of(config) for name in each.digests})
         source = Path(sys.modules[type(config).__module__].__file__).read_text("utf-8")  # type: ignore[arg-type]
         (folder / ENTRY).write_bytes(entry(files, config.auto_classes, source).encode())
 

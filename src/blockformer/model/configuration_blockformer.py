@@ -131,7 +131,7 @@ class BlockformerConfig(
         """Refuse what is wrong by itself: unknown names, and values of another kind."""
         for block in blocks_of(self):
             block.take_fields(self, kwargs)
-        self.blocks = {block.file: block.digest for block in blocks_of(self)} or None
+        self.blocks = {name: digest for block in blocks_of(self) for name, digest in block.digests.items()} or None
         version, number = (kwargs.pop(name, None) for name in STAMP)
         _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs, self.other_entries))
         for name, each in axes(type(self)).items():

@@ -1,4 +1,4 @@
-"""Layers that keep a state in place of keys: the gated delta rule (Yang, Kautz and Hatamizadeh, 2025).
+"""The gated delta rule (Yang, Kautz and Hatamizadeh, 2025), in layers that keep a state in place of keys.
 
 A config whose `layer_types` name `linear_attention` has them, and only its repo carries this file. What a head
 remembers is a matrix S, of one size however long the text is. A token with query q, key k and value v changes it and
@@ -8,8 +8,7 @@ reads it:
 
 The decay a, from 0 to 1, forgets; the step b, from 0 to 1, says how far what is found under k moves towards v.
 
-B batch, T length, G key heads, H value heads, K key size, V value size, N length of a chunk, W tokens that the
-convolution sees, D its channels, C hidden size.
+B batch, T length, G key heads, H value heads, K key size, V value size, N length of a chunk, C hidden size.
 """
 
 import torch
@@ -17,19 +16,13 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from .attention import refuse_backends
-from .axes import axis
+from .axes import axis, flag
 from .blocks import block
 from .feed_forward import ACT2FN
 from .normalization import RMSNorm
-from .positions import adds_to_scores, sequence_numbers
+from .states import StateLayer, states_of
 
 CHUNK = 64
-# What no test has together with these layers.
-WITHOUT_STATES = (
-    *("attention_type", "kv_lora_rank", "sliding_window", "pruned_heads", "linear_bits", "attn_logit_softcapping"),
-    *("attention_sinks", "add_cross_attention", "bidirectional"),
-)
 
 
 def delta_rule_by_token(query, key, value, decay, step, state):
@@ -54,6 +47,19 @@ def delta_rule_by_token(query, key, value, decay, step, state):
     return torch.stack(outputs, dim=2), state
 
 
+def delta_rule_of_one(query, key, value, decay, step, state):
+    """The same of one token without gradients, which reads the state once and writes the new one over it.
+
+    What a key or a query finds after the decay is a times what it finds before, and a query also finds the change
+    under its key: S^T q + (k . q) w.
+    """
+    factor, pair = decay[..., None].exp(), torch.cat((key, query), dim=2)
+    found, read = (pair @ state).mul_(factor).split(1, dim=2)
+    change = (value - found).mul_(step[..., None])  # [B, H, 1, V]
+    state.mul_(factor).addcmul_(key.transpose(2, 3), change)
+    return torch.addcmul(read, (key * query).sum(-1, keepdim=True), change), state
+
+
 def delta_rule_by_chunk(query, key, value, decay, step, state, sequences=None):
     """The same in chunks, each of which is a few matrix products (section 3.3).
 
@@ -71,8 +77,10 @@ def delta_rule_by_chunk(query, key, value, decay, step, state, sequences=None):
     length = query.shape[2]
     size = min(CHUNK, length)
     rest = -length % size
-    query, key, value = (F.pad(each, (0, 0, 0, rest)).unflatten(2, (-1, size)) for each in (query, key, value))
-    decay, step = (F.pad(each, (0, rest)).unflatten(2, (-1, size)) for each in (decay, step))
+    if rest:  # padding by nothing would copy
+        query, key, value = (F.pad(each, (0, 0, 0, rest)) for each in (query, key, value))
+        decay, step = (F.pad(each, (0, rest)) for each in (decay, step))
+    query, key, value, decay, step = (each.unflatten(2, (-1, size)) for each in (query, key, value, decay, step))
     total = decay.cumsum(-1)  # log A, [B, H, T / N, N]
     later = torch.ones(size, size, dtype=torch.bool, device=query.device).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()  # A_t / A_s, or 0
@@ -111,8 +119,13 @@ def delta_rule_by_chunk(query, key, value, decay, step, state, sequences=None):
     linear_key_head_dim=axis(64, "a positive integer", "attention", "size K of a head's keys there"),
     linear_value_head_dim=axis(64, "a positive integer", "attention", "size V of a head's values there"),
     linear_conv_kernel_dim=axis(4, "an integer above 1", "attention", "tokens W that the convolution before them sees"),
+    linear_allow_neg_eigval=flag(False, "attention", "steps b there reach from 0 to 2, in place of 1"),
+    linear_norm_eps=axis(None, "a positive number", "attention", "of the norm of heads there; None: norm_eps"),
+    linear_norm_placement=axis(
+        None, ("pre", "output", "pre_output"), "norm", "norm_placement of layers with a state; None: as in the others"
+    ),
 )
-class GatedDeltaRule(nn.Module):
+class GatedDeltaRule(StateLayer):
     """A layer's attention by the gated delta rule.
 
     Queries, keys and values go through a causal convolution of their own channel, an activation, and, except values, a
@@ -120,10 +133,13 @@ class GatedDeltaRule(nn.Module):
     overflows. Names are as in Qwen3.5, one matrix each.
     """
 
+    kind, needs = "linear_attention", ("states",)
+
     def __init__(self, config, layer_idx: int, is_causal: bool):
-        super().__init__()
-        self.config, self.layer_idx = config, layer_idx
+        super().__init__(config, layer_idx, config.linear_conv_kernel_dim)
+        self.norm_placement = config.linear_norm_placement
         width, self.heads = config.hidden_size, range(config.linear_num_value_heads)
+        self.largest_step = 2 if config.linear_allow_neg_eigval else 1
         self.key_size, self.value_size = config.linear_key_head_dim, config.linear_value_head_dim
         keys, values = config.linear_num_key_heads * self.key_size, len(self.heads) * self.value_size
         self.sizes = (keys, keys, values)
@@ -133,155 +149,79 @@ class GatedDeltaRule(nn.Module):
         self.in_proj_z = nn.Linear(width, values, bias=False)
         self.in_proj_b = nn.Linear(width, len(self.heads), bias=False)
         self.in_proj_a = nn.Linear(width, len(self.heads), bias=False)
-        channels, self.window = sum(self.sizes), config.linear_conv_kernel_dim
+        channels = sum(self.sizes)
         self.conv1d = nn.Conv1d(channels, channels, self.window, groups=channels, bias=False)
         self.act = ACT2FN[config.hidden_act]
         self.dt_bias = nn.Parameter(torch.ones(len(self.heads)))
         self.A_log = nn.Parameter(torch.zeros(len(self.heads)))
-        self.norm = RMSNorm(self.value_size, config.norm_eps)
+        self.norm = RMSNorm(self.value_size, config.linear_norm_eps or config.norm_eps)
         self.out_proj = nn.Linear(values, width, bias=False)
 
-    @property
-    def state_numbers(self) -> int:
-        """How many numbers a cache keeps of a row, however long it is."""
-        return len(self.heads) * self.key_size * self.value_size + sum(self.sizes) * self.window
+    def state_bytes(self, size: int) -> int:
+        """See `StateLayer.state_bytes`."""
+        return len(self.heads) * self.key_size * self.value_size * max(size, 4) + sum(self.sizes) * self.window * size
 
-    @staticmethod
-    def check_config(config) -> None:
-        """Refuse what these layers cannot be together with; the config has its own fields only so far."""
-        what = "layer_types names 'linear_attention'"
-        if not config.is_decoder:
-            raise ValueError(f"{what}, which needs a decoder: a state knows what came before only.")
-        for name in WITHOUT_STATES:
-            if value := getattr(config, name, None):
-                raise ValueError(f"{what}, which is not supported with {name}={value!r}: leave {name} out.")
-        if adds_to_scores(config.position_type):
-            fix = "use 'rotary', 'learned', 'sinusoidal' or 'none'"
-            raise ValueError(f"{what}, which is not supported with position_type={config.position_type!r}: {fix}.")
-        if not set(config.layer_types) <= {"linear_attention", "full_attention"} or len({*config.layer_types}) == 1:
-            fix = "add a layer of 'full_attention', whose keys count a text's tokens, and no other type"
-            raise ValueError(f"{what}: {fix}.")
+    @property
+    def words(self) -> tuple[str, ...]:
+        """See `StateLayer.words`."""
+        size = f"{len(self.heads)} states of {self.key_size} \N{MULTIPLICATION SIGN} {self.value_size}"
+        return size, "gated delta rule", f"convolution over {self.window} tokens", "silu gate"
+
+    @classmethod
+    def check_config(cls, config) -> None:
+        """See `StateLayer.check_config`."""
+        super().check_config(config)
         values, keys = config.linear_num_value_heads, config.linear_num_key_heads
         if values % keys:
             raise ValueError(f"linear_num_value_heads ({values}) is not a multiple of linear_num_key_heads ({keys}).")
-
-    @staticmethod
-    def mask_of(inputs):
-        """What these layers get as `attention_mask`, of a `layer.StackInputs`: see `forward`."""
-        mask, positions, places = inputs.attention_mask, inputs.given_positions, inputs.places
-        if isinstance(mask, torch.Tensor):
-            return mask[:, places] if mask.dim() == 2 else None
-        return None if positions is None or len(places) == 1 else sequence_numbers(positions)
 
     def init_tensors(self) -> None:
         """Draw the decays of a fresh model, log a = -A softplus(1 + ...) with A from 0 to 16 (Dao and Gu, 2024)."""
         init.ones_(self.dt_bias)
         init.copy_(self.A_log, torch.empty(len(self.heads)).uniform_(0.01, 16).log())
 
-    def forward(self, hidden_states, attention_mask=None, past_key_values=None, head_mask=None, **kwargs):
-        """States [B, T, C] -> states [B, T, C], and None for the probabilities.
-
-        Args:
-            hidden_states: the states.
-            attention_mask: int [B, T], each token's sequence in its row, from 1 on, and 0 for padding; or None.
-            past_key_values: a cache of the library's whose layer here is a `LinearAttentionLayer`, or None.
-            head_mask: None; there are other heads here than elsewhere.
-            kwargs: what attention gets beyond it, which nothing reads.
-
-        Raises:
-            ValueError: the cache is for other layers or another batch, or is to be cropped; or there is a `head_mask`.
-        """
-        refuse_backends(self.config, ("vllm", "paged"), "layer that keeps a state")
-        if head_mask is not None:
-            raise ValueError("head_mask is not supported with layer_types of 'linear_attention': leave it out.")
-        sequences = is_token = None
-        if attention_mask is not None:
-            is_token = (attention_mask != 0)[..., None].to(hidden_states.dtype)
-            hidden_states = hidden_states * is_token
-            sequences = attention_mask.long().cummax(-1).values.clamp(min=1)  # padding changes no state
-        held = _layer_of(past_key_values, self.layer_idx, len(hidden_states))
-        past, state = (None, None) if held is None else _states_of(held)
-
+    def mix(self, hidden_states, is_token, sequences, held):
+        """See `StateLayer.mix`."""
         projected = torch.cat(
             [proj(hidden_states) for proj in (self.in_proj_q, self.in_proj_k, self.in_proj_v)], dim=-1
         )
         step, decay, gate = (proj(hidden_states) for proj in (self.in_proj_b, self.in_proj_a, self.in_proj_z))
         wide = torch.promote_types(projected.dtype, torch.float32)
         device = hidden_states.device.type
+        _, state = states_of(held)
         with torch.autocast("cpu" if device == "meta" else device, enabled=False):
-            states = self._convolved(projected.transpose(1, 2), past, sequences, held).transpose(1, 2).to(wide)
-            head_sizes = (self.key_size, self.key_size, self.value_size)
-            query, key, value = (
-                self._heads(each, size) for each, size in zip(states.split(self.sizes, dim=-1), head_sizes, strict=True)
-            )
+            states = self.act(self.convolved(projected, self.conv1d.weight, sequences, held))
+            query, key, value = states.split(self.sizes, dim=-1)
+            query, key = (_unit(each.unflatten(-1, (-1, self.key_size))) for each in (query, key))
+            query, key = self._by_head(query * self.key_size**-0.5), self._by_head(key)
+            value = self._by_head(value.unflatten(-1, (-1, self.value_size)))
             step = step.sigmoid().to(wide)
+            step = step if self.largest_step == 1 else self.largest_step * step
             decay = -self.A_log.to(wide).exp() * F.softplus(decay.to(wide) + self.dt_bias.to(wide))
             if is_token is not None:
                 step, decay = step * is_token, decay * is_token
-            if state is None:
+            if state is not None and torch.is_grad_enabled():
+                state = state.clone()  # the cache writes over it
+            elif state is None:
                 state = value.new_zeros(*value.shape[:2], self.key_size, self.value_size)
-            query, key = _unit(query) * self.key_size**-0.5, _unit(key)
             given = (query, key, value, decay.transpose(1, 2), step.transpose(1, 2), state.to(wide))
-            is_one = query.shape[2] == 1
-            output, state = delta_rule_by_token(*given) if is_one else delta_rule_by_chunk(*given, sequences)
+            if query.shape[2] > 1:
+                output, state = delta_rule_by_chunk(*given, sequences)
+            else:
+                output, state = (delta_rule_by_token if torch.is_grad_enabled() else delta_rule_of_one)(*given)
             if held is not None:
                 held.update_recurrent_state(state)
             output = self.norm(output.transpose(1, 2).to(self.norm.weight.dtype))  # [B, T, H, V]
             output = output.flatten(2) * F.silu(gate.to(wide))
-        return self.out_proj(output.to(projected.dtype)), None
+        return self.out_proj(output.to(projected.dtype))
 
-    def _heads(self, states, size: int):
-        """[B, T, heads * size] -> [B, H, T, size]; key heads are repeated for value heads."""
-        states = states.unflatten(-1, (-1, size))
-        return states.repeat_interleave(len(self.heads) // states.shape[2], dim=2).transpose(1, 2)
-
-    def _convolved(self, states, past, sequences, held):
-        """Channels [B, D, T] after the convolution, which also sees the last tokens before them, `past` [B, D, W]."""
-        new, window = states, self.window
-        states = F.pad(new, (window - 1, 0)) if past is None else torch.cat((past[..., 1:], new), dim=-1)
-        if held is not None:
-            first = F.pad(new, (max(window - new.shape[-1], 0), 0))[..., -window:] if past is None else new
-            held.update_conv_state(first)
-        weight = self.conv1d.weight
-        states = states.to(weight.dtype)
-        if sequences is None:
-            return self.act(F.conv1d(states, weight, groups=len(weight)))
-        earlier = F.pad(sequences, (window - 1, 0), value=1)
-        places = [slice(start, start + new.shape[-1]) for start in range(window)]
-        is_own = [(earlier[:, place] == sequences)[:, None] for place in places]  # [B, 1, T]
-        return self.act(sum(states[..., at] * (weight[:, :, i] * is_own[i]) for i, at in enumerate(places)))
+    def _by_head(self, states):
+        """[B, T, G or H, size] -> [B, H, T, size]; key heads are repeated for value heads."""
+        states = states.transpose(1, 2)
+        times = len(self.heads) // states.shape[1]
+        return states.contiguous() if times == 1 else states.repeat_interleave(times, dim=1)
 
 
 def _unit(states):
     """Vectors of length 1; very short ones stay short."""
     return states * torch.rsqrt(states.square().sum(-1, keepdim=True) + 1e-6)
-
-
-def _layer_of(past_key_values, layer_idx: int, rows: int):
-    """The layer of a cache, which is checked, or None."""
-    own = getattr(past_key_values, "self_attention_cache", past_key_values)
-    if own is None:
-        return None
-    layers = getattr(own, "layers", ())
-    if layer_idx >= len(layers) or not hasattr(layers[layer_idx], "update_recurrent_state"):
-        fix = "make it by DynamicCache(config=model.config)"
-        raise ValueError(f"past_key_values ({type(own).__name__}) keeps no state for layer {layer_idx}: {fix}.")
-    held = layers[layer_idx]
-    if getattr(held, "record_past", False):
-        fix = "write without an assistant, prompt_lookup_num_tokens and the like"
-        raise ValueError(f"past_key_values is to be cropped, and no state can be taken back: {fix}.")
-    _, state = _states_of(held)
-    if state is not None and len(state) != rows:
-        raise ValueError(
-            f"past_key_values holds {len(state)} rows, the input has {rows}: use a cache of the same batch."
-        )
-    return held
-
-
-def _states_of(held):
-    """What a cache's layer keeps: the last tokens before the convolution [B, D, W], and the state; or twice None."""
-    named = [getattr(held, name) for name in ("has_previous_state", "conv_states", "recurrent_states")]
-    has_any, past, state = (each[0] if isinstance(each, dict) else each for each in named)  # dicts in newer releases
-    if not has_any or past is None or state is None:
-        return None, None
-    return past, state.clone() if torch.is_grad_enabled() else state  # it is written over afterwards

@@ -153,9 +153,10 @@ class Layer(GradientCheckpointingLayer):
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         usual = config.parts["mlp"][config.mlp_layer_types[layer_idx] if config.mlp_layer_types else "dense"]
         self.mlp = BLOCKS["mlp_type"].get(config.mlp_type, usual)(config, config.inner_width_of(is_causal))
+        placement = getattr(self.self_attn, "norm_placement", None) or config.placement_of(is_causal)
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
-            for slot in norm_slots(config, config.placement_of(is_causal), sublayer) if has_norms else ():
+            for slot in norm_slots(config, placement, sublayer) if has_norms else ():
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
 
     def forward(

@@ -6,10 +6,11 @@ from typing import Any
 from ..declared_fields import axes_of
 from ..files.sizes import format_size
 from ..inputs import inputs_of
+from ..model.states import StateLayer
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
 from ..pictures.canvas import short
 from ..pictures.figure import figure
-from ..summary import cached_numbers, idle_parameters, on_paper
+from ..summary import cached_numbers, idle_parameters, on_paper, state_bytes
 from .dry_run import Record, Shape, dry_run, element_size, weights_of
 from .fields import fields_of, plain
 
@@ -74,6 +75,8 @@ class Facts:
             about["stepFlops"] = self.step.of(box.path) // passes
             if box.heads:
                 about["cache"] = module.cached_numbers * self.size
+            if isinstance(module, StateLayer):
+                about["state"] = module.state_bytes(self.size)
         return about
 
     def shapes(self, path: str) -> list[list]:
@@ -124,6 +127,8 @@ class Facts:
             rows.append(
                 ["cache for a token", format_size(cache), f"{cache:,} bytes of keys and values in {self.dtype}"]
             )
+        if state := state_bytes(self.model, self.size):
+            rows.append(["state for a text", format_size(state), f"{state:,} bytes, however long the text is"])
         return rows
 
     def sentence(self) -> str:

@@ -13,6 +13,7 @@ from ..model.attention import Attention
 from ..model.axes import BLOCKS
 from ..model.layer import PARALLEL
 from ..model.stack import Stack
+from ..model.states import StateLayer
 from .canvas import TIMES
 from .words import (
     added_title,
@@ -24,7 +25,6 @@ from .words import (
     language_model_head_words,
     norm_title,
     own_title,
-    state_words,
 )
 
 
@@ -238,9 +238,9 @@ def _sublayer(stack: Stack, layer: nn.Module, side: str, prefix: str, name: str)
         count = len(module.heads)
         heads = (count, count // module.num_key_value_groups)
         f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, chips, heads=heads, mask=mask)
-    elif hasattr(module, "state_numbers"):
-        size, chips = state_words(module)
-        f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, chips, mask="causal")
+    elif isinstance(module, StateLayer):
+        size, *more = module.words
+        f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, tuple(more), mask="causal")
     else:
         size, chips, experts = feed_forward_words(module, config)
         title = "Experts" if experts else SUBLAYERS[name]

@@ -115,12 +115,6 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
     return size, tuple(chips)
 
 
-def state_words(module: Any) -> tuple[str, tuple[str, ...]]:
-    """Sizes and specialities of an attention that keeps a state."""
-    size = f"{len(module.heads)} states of {module.key_size} {TIMES} {module.value_size}"
-    return size, ("gated delta rule", f"convolution over {module.window} tokens", "silu gate")
-
-
 def _rotary(config, layer_type: str) -> str:
     rope = config.rope_parameters
     rope = rope if "rope_type" in rope else rope[layer_type]

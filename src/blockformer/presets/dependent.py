@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ..declared_fields import has_states, is_idle
-from ..model.delta_rule import WITHOUT_STATES
 from ..model.positions import adds_to_scores
+from ..model.states import WITHOUT_STATES
 
 
 def _has_our_network(settings: Mapping[str, Any]) -> bool:

@@ -146,7 +146,7 @@ def check_blocks(blocks: Any, start: str) -> None:
     if blocks is not None and not (isinstance(blocks, Mapping) and all(map(_is_digest, blocks.values()))):
         raise ValueError(f"{start}blocks must be a mapping from file names to their SHA-256, not {blocks!r}.")
     known = {each.file: each.digest for values in BLOCKS.values() for each in values.values()}
-    ours = {each.file for each in of_the_package()}  # another release's may differ
+    ours = {name for each in of_the_package() for name in each.digests}  # another release's may differ
     for name, digest in ((name, digest) for name, digest in (blocks or {}).items() if name not in ours):
         if name not in known:
             raise ValueError(

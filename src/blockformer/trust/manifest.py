@@ -41,7 +41,7 @@ def installed() -> Manifest:
     """The manifest of the installed package, from its own files."""
     topologies = {each.model_type: [path.name for path in topology_files(each)] for each in CONFIGS.values()}
     names = {name for each in topologies.values() for name in each}
-    names |= {"blocks.py", *(block.file for block in of_the_package())}  # which only some repos have
+    names |= {"blocks.py"}.union(*(block.digests for block in of_the_package()))  # which only some repos have
     paths = {name: MODEL / name for name in names} | EXTRA_CODE
     sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(paths.items())}
     stand_in = hashlib.sha256(STAND_IN.read_bytes()).hexdigest()

@@ -172,7 +172,7 @@ def _block_files(folder: Path, config: BlockformerConfig) -> set[str]:
         if block not in of_the_package() and path.is_file() and path.read_bytes() != block.source:
             what = f"{path} is not as it is registered, or as config.json names it, and would be replaced"
             raise ConversionError(f"{what}; move it away first, or save the model again with the edited block")
-    return {*(block.file for block in blocks), ENTRY, "blocks.py"} if blocks else set()
+    return {*(name for block in blocks for name in block.digests), ENTRY, "blocks.py"} if blocks else set()
 
 
 def _first_line(path: Path) -> str:

@@ -235,7 +235,7 @@ def _check_blocks(
     if not blocks:
         return set()
     others = blocks.keys() - parts if isinstance(blocks, dict) else set()
-    are_parts = parts <= {block.file for block in of_the_package()}
+    are_parts = parts <= {name for block in of_the_package() for name in block.digests}
     if not (isinstance(blocks, dict) and all(map(BLOCK.fullmatch, blocks)) and are_parts):
         found.add("code", f"config.json: blocks must name files of its author's, not {shown(json.dumps(blocks))}")
         return set()

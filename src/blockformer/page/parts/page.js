@@ -72,6 +72,7 @@ function facts(box) {
   rows.push([`FLOPs for ${data.words}`, short(box.flops), short(box.flops * Math.max(count, 1))]);
   if ("stepFlops" in box) rows.push(["FLOPs for a token more", short(box.stepFlops), short(box.stepFlops * Math.max(count, 1))]);
   if ("cache" in box) rows.push([`cache for a ${box.role.endsWith("cross_attn") ? "source token" : "token"}`, inBytes(box.cache), inBytes(box.cache * Math.max(count, 1))]);
+  if ("state" in box) rows.push(["state for a text", inBytes(box.state), inBytes(box.state * Math.max(count, 1))]);
   return count > 1 ? table(["", "a layer", `all ${count} of this kind`], rows, { class: "numbers" }) : table([], rows.map((row) => row.slice(0, 2)), { class: "numbers" });
 }
 

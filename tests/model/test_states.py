@@ -1,16 +1,25 @@
-"""Layers with a state: the rule in chunks is the rule, and nothing but a row's own text reaches its state."""
+"""Layers with a state: the rule in chunks is the rule, and nothing but a row's own text reaches a state."""
 
 import copy
 
 import pytest
 import torch
 from pairs import assert_close, assert_gradients_close, token_ids
-from transformers import DynamicCache, Qwen3NextConfig, Qwen3NextForCausalLM, StaticCache
+from transformers import (
+    DynamicCache,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    OlmoHybridConfig,
+    OlmoHybridForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    StaticCache,
+)
 
 import blockformer
-from blockformer.model.delta_rule import CHUNK, delta_rule_by_chunk, delta_rule_by_token
+from blockformer.model.delta_rule import CHUNK, delta_rule_by_chunk, delta_rule_by_token, delta_rule_of_one
 
-STATE, FULL = "linear_attention", "full_attention"
+STATE, CONV, FULL = "linear_attention", "conv", "full_attention"
 STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
 SIZES = {
     "vocab_size": 97,
@@ -25,23 +34,49 @@ SIZES = {
 }
 QWEN = {"norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
 LENGTH = 150  # more than two chunks
+OF_KIND = {
+    STATE: {**STATES, **QWEN},
+    CONV: {"layer_types": [CONV, FULL, CONV], "conv_L_cache": 3, "conv_bias": True},
+}
 
 
-def config(**more):
-    return blockformer.BlockformerDecoderConfig(**{**SIZES, **STATES, **QWEN, **more})
+def config(kind=STATE, **more):
+    return blockformer.BlockformerDecoderConfig(**{**SIZES, **OF_KIND[kind], **more})
 
 
-def model(seed=0, **more):
+def model(kind=STATE, seed=0, **more):
     torch.manual_seed(seed)
-    return blockformer.BlockformerDecoderForCausalLM(config(**more)).eval()
+    a_model = blockformer.BlockformerDecoderForCausalLM(config(kind, **more)).eval()
+    with torch.no_grad():
+        for name, parameter in a_model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.normal_()
+    return a_model
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+@pytest.fixture(params=[STATE, CONV])
+def kind(request):
+    return request.param
+
+
+def official(name):
+    """A model of transformers' with layers that keep a state."""
+    sizes = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    if name == "lfm2":
+        return Lfm2ForCausalLM(Lfm2Config(**{**sizes, "layer_types": [CONV, FULL, CONV], "block_multiple_of": 8}))
+    if name == "olmo_hybrid":
+        del sizes["head_dim"]
+        settings = {**sizes, **STATES, "linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}}
+        return OlmoHybridForCausalLM(OlmoHybridConfig(**settings))
+    settings = {**SIZES, **STATES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**settings, mlp_only_layers=[1], pad_token_id=0))
+
+
+@pytest.fixture(scope="module", params=["qwen3_next", "olmo_hybrid", "lfm2"])
+def pair(request, tmp_path_factory):
     """A model of transformers', and ours that was converted from it."""
     torch.manual_seed(0)
-    settings = {**SIZES, **STATES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    theirs = Qwen3NextForCausalLM(Qwen3NextConfig(**settings, mlp_only_layers=[1], pad_token_id=0)).eval()
+    theirs = official(request.param).eval()
     folder = tmp_path_factory.mktemp("official")
     theirs.save_pretrained(folder)
     return blockformer.from_official(folder), theirs
@@ -73,6 +108,15 @@ def test_chunks_give_outputs_state_and_gradients_of_the_definition(length):
         (output.square().sum() + state.square().sum()).backward()
         results.append([output, state, *(each.grad for each in inputs)])
     assert_close(results[1], results[0], tolerance=1e-11)
+
+
+@torch.no_grad()
+def test_one_token_more_is_the_definition_too():
+    inputs = given(1)
+    wanted = delta_rule_by_token(*inputs)
+    output, state = delta_rule_of_one(*inputs[:5], place := inputs[5].clone())
+    assert_close([output, state], [*wanted], tolerance=1e-11)
+    assert state is place
 
 
 def test_sequences_of_a_row_do_not_see_each_other():
@@ -112,8 +156,8 @@ def test_numbers_and_text_are_those_of_transformers(pair):
 
 
 @torch.no_grad()
-def test_padding_on_the_left_changes_nothing():
-    a_model = model()
+def test_padding_on_the_left_changes_nothing(kind):
+    a_model = model(kind)
     ids = token_ids(2, LENGTH, vocab=97)
     for gap in (1, 3, CHUNK, CHUNK + 9):
         mask = torch.ones_like(ids)
@@ -126,8 +170,8 @@ def test_padding_on_the_left_changes_nothing():
 @torch.no_grad()
 @pytest.mark.parametrize("split", [[1] * 9, [2, 1, 1, 5], [CHUNK + 3, 1, 2, 4, CHUNK, 1], [3, LENGTH - 3]])
 @pytest.mark.parametrize("pads", [False, True])
-def test_texts_come_in_any_parts(split, pads):
-    a_model, length = model(), sum(split)
+def test_texts_come_in_any_parts(kind, split, pads):
+    a_model, length = model(kind), sum(split)
     ids, mask = token_ids(2, length, vocab=97), torch.ones(2, length, dtype=torch.long)
     mask[0, : 2 * pads] = 0
     whole = a_model(ids, attention_mask=mask).logits
@@ -142,8 +186,8 @@ def test_texts_come_in_any_parts(split, pads):
 
 @torch.no_grad()
 @pytest.mark.parametrize("way", ["position_ids", "cu_seq_lens_q"])
-def test_packed_texts_are_as_each_by_itself(way):
-    a_model, lengths = model(), (70, 1, 2, 77)
+def test_packed_texts_are_as_each_by_itself(kind, way):
+    a_model, lengths = model(kind), (70, 1, 2, 77)
     ids = token_ids(1, LENGTH, vocab=97)
     alone = torch.cat([a_model(part).logits for part in ids.split(lengths, dim=1)], dim=1)
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -152,8 +196,8 @@ def test_packed_texts_are_as_each_by_itself(way):
     assert_close(packed, alone)
 
 
-def test_padding_and_packed_texts_learn_nothing_of_each_other():
-    a_model = model()
+def test_padding_and_packed_texts_learn_nothing_of_each_other(kind):
+    a_model = model(kind)
     ids = token_ids(1, 12, vocab=97)
     embeds = a_model.get_input_embeddings()(ids).detach().requires_grad_()
     positions = torch.cat((torch.arange(7), torch.arange(5)))[None]
@@ -162,8 +206,8 @@ def test_padding_and_packed_texts_learn_nothing_of_each_other():
     assert gradient[:, :7].max() < 1e-6 * gradient[:, 7:].max()  # the sum of their decays, which cancels
 
 
-def test_a_model_learns_the_same_in_one_piece_and_by_checkpointing():
-    a_model = model().train()
+def test_a_model_learns_the_same_in_one_piece_and_by_checkpointing(kind):
+    a_model = model(kind).train()
     ids = token_ids(2, 80, vocab=97)
 
     def gradients():
@@ -205,8 +249,8 @@ def test_a_fresh_model_has_decays_of_every_rate():
 
 
 @torch.no_grad()
-def test_caches_that_do_not_fit_are_refused():
-    a_model, ids = model(), token_ids(2, 6, vocab=97)
+def test_caches_that_do_not_fit_are_refused(kind):
+    a_model, ids = model(kind), token_ids(2, 6, vocab=97)
     cache = a_model(ids, use_cache=True).past_key_values
     with pytest.raises(
         ValueError, match="past_key_values holds 2 rows, the input has 1: use a cache of the same batch"
@@ -216,16 +260,31 @@ def test_caches_that_do_not_fit_are_refused():
         ValueError, match=r"\(DynamicCache\) keeps no state for layer 0: make it by DynamicCache\(config"
     ):
         a_model(ids, past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match="head_mask is not supported with layer_types of 'linear_attention'"):
+    with pytest.raises(ValueError, match=f"head_mask is not supported with layer_types of '{kind}'"):
         a_model(ids, head_mask=torch.ones(3, 2))
     room = StaticCache(config=a_model.config, max_cache_len=8)
     assert_close(a_model(ids, past_key_values=room).logits, a_model(ids).logits)
 
 
 @torch.no_grad()
-def test_what_would_crop_a_state_is_refused():
-    a_model, ids = model(), token_ids(1, 8, vocab=97)
-    for draft in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": model(1)}, {"assistant_early_exit": 1}):
+def test_packed_rows_with_padding_and_masks_of_pairs_are_refused(kind):
+    a_model, ids = model(kind), token_ids(2, 6, vocab=97)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
+    with pytest.raises(ValueError, match="position_ids begin again in a row that attention_mask hides tokens of: pack"):
+        a_model(ids, attention_mask=mask, position_ids=positions)
+    a_model(ids, attention_mask=mask, position_ids=torch.arange(6)[None])
+    whole = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    with pytest.raises(
+        ValueError, match=r"attention_mask is \[2, 1, 6, 6\], and some layers keep a state: give one of"
+    ):
+        a_model(ids, attention_mask=whole)
+
+
+@torch.no_grad()
+def test_what_would_crop_a_state_is_refused(kind):
+    a_model, ids = model(kind), token_ids(1, 8, vocab=97)
+    for draft in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": model(kind, 1)}, {"assistant_early_exit": 1}):
         with pytest.raises(ValueError, match="not supported with stateful models"):
             a_model.generate(ids, max_new_tokens=3, **draft)
     cache = DynamicCache(config=a_model.config)
@@ -253,11 +312,28 @@ def test_what_would_crop_a_state_is_refused():
         ({"add_cross_attention": True}, "not supported with add_cross_attention=True"),
         ({"position_type": "alibi"}, "not supported with position_type='alibi': use 'rotary'"),
         ({"layer_types": [FULL] * 3}, "has no field 'linear_num_key_heads'"),
+        ({"layer_types": [STATE, FULL, CONV]}, "add a layer of 'full_attention', whose keys count"),
+        ({"linear_norm_placement": "post"}, "linear_norm_placement must be one of pre, output, pre_output"),
+        ({"linear_norm_eps": 0}, "linear_norm_eps must be a positive number, not 0"),
     ],
 )
 def test_configs_that_cannot_be(fields, message):
     with pytest.raises(ValueError, match=message):
         config(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": [CONV] * 3}, "layer_types names 'conv': add a layer of 'full_attention'"),
+        ({"conv_L_cache": 1}, "conv_L_cache must be an integer above 1, not 1"),
+        ({"linear_num_key_heads": 2}, "has no field 'linear_num_key_heads'"),
+        ({"bidirectional": True}, "layer_types names 'conv', which is not supported with bidirectional=True"),
+    ],
+)
+def test_convolutions_that_cannot_be(fields, message):
+    with pytest.raises(ValueError, match=message):
+        config(CONV, **fields)
 
 
 def test_a_misspelt_layer_type_is_told():
@@ -270,8 +346,8 @@ def test_only_decoders_keep_states():
         blockformer.BlockformerEncoderConfig(num_hidden_layers=2, layer_types=[STATE, FULL])
 
 
-def test_prepared_models_leave_such_layers_as_they_are():
-    a_model = model()
+def test_prepared_models_leave_such_layers_as_they_are(kind):
+    a_model = model(kind)
     ids = token_ids(2, 20, vocab=97)
     wanted = a_model(ids).logits.detach()
     text = a_model.generate(ids, max_new_tokens=6, do_sample=False)
@@ -283,3 +359,24 @@ def test_prepared_models_leave_such_layers_as_they_are():
     assert torch.equal(prepared.generate(ids, max_new_tokens=6, do_sample=False), text)
     kinds = [type(layer).__name__ for layer in prepared(ids, use_cache=True).past_key_values.layers]
     assert kinds == ["LinearAttentionLayer", "GrowingLayer", "LinearAttentionLayer"]
+
+
+@torch.no_grad()
+def test_a_state_is_as_large_as_its_layer_says(kind):
+    a_model = model(kind)
+    for length in (1, 5, 70):
+        layers = a_model(token_ids(1, length, vocab=97), use_cache=True).past_key_values.layers
+        for layer, held in zip(a_model.model.layers, layers, strict=True):
+            if layer.layer_type == FULL:
+                continue
+            states = [getattr(held, name) for name in ("conv_states", "recurrent_states")]
+            states = [each for part in states for each in (part.values() if isinstance(part, dict) else [part])]
+            assert sum(each.nbytes for each in states if each is not None) == layer.self_attn.state_bytes(4)
+
+
+@torch.no_grad()
+def test_layers_with_a_state_may_have_their_norms_elsewhere():
+    a_model = model(norm_placement="output", linear_norm_placement="pre")
+    names = [[name for name in layer._modules if name.endswith("_norm")] for layer in a_model.model.layers]
+    pre, output = (["self_attn_pre_norm", "mlp_pre_norm"], ["self_attn_output_norm", "mlp_output_norm"])
+    assert names == [pre, output, pre]

@@ -1,0 +1,101 @@
+"""LFM2 (Liquid AI, 2025), with and without experts: most layers have a gated convolution in place of attention."""
+
+from typing import Any
+
+from ..rules.table import Rule, module_rules
+from ..storage.experts import OneByOne
+from ..values import Computed, HeadDim, StatesByLayer
+from .decoder import ATTENTION, LLAMA, DecoderFamily
+from .fresh import rotary
+from .with_experts import FINE, ExpertsFamily, first_dense
+
+PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+ATTENTIONS = {name: name for name in ATTENTION if name != "self_attn.o_proj"} | {
+    "self_attn.out_proj": "self_attn.o_proj",
+    "self_attn.q_layernorm": "self_attn.q_norm",
+    "self_attn.k_layernorm": "self_attn.k_norm",
+    "operator_norm": "self_attn_pre_norm",
+    "ffn_norm": "mlp_pre_norm",
+}
+CONVOLUTION = {
+    "conv.conv": "self_attn.conv1d",
+    "conv.in_proj": "self_attn.in_proj",
+    "conv.out_proj": "self_attn.out_proj",
+}
+
+
+def mostly_conv(settings: dict) -> list:
+    """The layers of a fresh model: each third one has keys, as the last one has."""
+    count = settings["num_hidden_layers"]
+    return ["full_attention" if layer % 3 == 0 or layer == count else "conv" for layer in range(1, count + 1)]
+
+
+def read_width(official) -> dict[str, Any]:
+    """The inner width of the feed-forward networks, which the official class may compute from another one."""
+    config = official.config
+    width = config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        width = 2 * width // 3
+        if config.block_ffn_dim_multiplier is not None:
+            step = config.block_multiple_of
+            width = -(-int(config.block_ffn_dim_multiplier * width) // step) * step
+    return {"intermediate_size": width}
+
+
+def write_width(config, head) -> dict[str, Any]:
+    """The way back."""
+    return {"intermediate_size": config.intermediate_size, "block_auto_adjust_ff_dim": False}
+
+
+def convolution(config) -> list[Rule]:
+    """The rules of a layer with a convolution."""
+    return module_rules(CONVOLUTION)
+
+
+class InFeedForward:
+    """Names of feed-forward networks, whose experts are found where most families have them."""
+
+    def todays(self, name: str) -> str:
+        """See `Spelling.todays`."""
+        return name.replace(".feed_forward.", ".mlp.")
+
+    def stored(self, name: str) -> str:
+        """See `Spelling.stored`."""
+        return name.replace(".mlp.", ".feed_forward.")
+
+
+BOTH: dict[str, Any] = {
+    "structure": {**LLAMA, "qk_norm": True, "hidden_act": "silu"},
+    "outer": {"embed_tokens": "embed_tokens", "embedding_norm": "norm"},
+    "window": StatesByLayer("conv", ("conv_L_cache", "conv_bias")),
+    "head_dim": HeadDim(always=False),
+    "more_rules": convolution,
+    "reads_whole": False,
+}
+FIELDS = {"rms_norm_eps": None, "norm_eps": "norm_eps", "hidden_act": None, "attention_dropout": None}
+FRESH = {**rotary(1_000_000.0), "layer_types": mostly_conv, "norm_eps": 1e-5, "tie_word_embeddings": True}
+FAMILY = DecoderFamily(
+    "lfm2",
+    "Lfm2Config",
+    "Lfm2ForCausalLM Lfm2Model",
+    fresh=FRESH,
+    layer={**ATTENTIONS, **{f"feed_forward.{theirs}": f"mlp.{ours}" for theirs, ours in PARTS.items()}},
+    fields={**FIELDS, "intermediate_size": None},
+    computed=[Computed(read_width, write_width)],
+    **BOTH,
+)
+NAMES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
+MOE = ExpertsFamily(
+    "lfm2_moe",
+    "Lfm2MoeConfig",
+    "Lfm2MoeForCausalLM Lfm2MoeModel",
+    fresh={**FRESH, **FINE, "router_selection_bias": True},
+    layer={**ATTENTIONS, **{f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in PARTS.items()}},
+    spellings=[InFeedForward()],
+    published=OneByOne(parts=("w1", "w3", "w2")),
+    bias_of_choice="expert_bias",
+    fields={**FIELDS, **{name: name for name in NAMES}, "use_expert_bias": "router_selection_bias"},
+    without_effect=("router_aux_loss_coef", "output_router_logits"),
+    computed=[first_dense("num_dense_layers")],
+    **{**BOTH, "structure": {**BOTH["structure"], "router_score": "sigmoid"}},
+)

@@ -1,0 +1,218 @@
+"""Layers that keep a state in place of keys: what all of them share, and the smallest, a short convolution.
+
+Only the repo of a config whose `layer_types` name such layers carries this file. A state is of one size however long
+the text is. `StateLayer` says where it is kept, whose tokens reach it, and which caches and configs are refused.
+
+B batch, T length, C hidden size, D channels of a convolution, W tokens that it sees.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .attention import refuse_backends
+from .axes import axis, flag
+from .blocks import block
+from .compat import is_readable
+from .positions import adds_to_scores, sequence_numbers
+
+# What no test has together with these layers.
+WITHOUT_STATES = (
+    *("attention_type", "kv_lora_rank", "sliding_window", "pruned_heads", "linear_bits", "attn_logit_softcapping"),
+    *("attention_sinks", "add_cross_attention", "bidirectional"),
+)
+
+
+class StateLayer(nn.Module):
+    """A layer's attention that keeps a state; a kind of it has `mix`, `state_bytes` and `words`.
+
+    Attributes:
+        kind: its layer type.
+        norm_placement: where its layer has norms; None: where the others have them.
+    """
+
+    kind = ""
+    norm_placement: str | None = None
+
+    def __init__(self, config, layer_idx: int, window: int):
+        super().__init__()
+        self.config, self.layer_idx, self.window = config, layer_idx, window
+
+    def state_bytes(self, size: int) -> int:
+        """Bytes that a cache keeps of a row, however long it is, in a dtype of so many bytes."""
+        raise NotImplementedError
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its size, and what it does, in a few words for figures."""
+        raise NotImplementedError
+
+    @classmethod
+    def check_config(cls, config) -> None:
+        """Refuse what these layers cannot be together with; the config has its own fields only so far."""
+        what = f"layer_types names '{cls.kind}'"
+        if not config.is_decoder:
+            raise ValueError(f"{what}, which needs a decoder: a state knows what came before only.")
+        for name in WITHOUT_STATES:
+            if value := getattr(config, name, None):
+                raise ValueError(f"{what}, which is not supported with {name}={value!r}: leave {name} out.")
+        if adds_to_scores(config.position_type):
+            fix = "use 'rotary', 'learned', 'sinusoidal' or 'none'"
+            raise ValueError(f"{what}, which is not supported with position_type={config.position_type!r}: {fix}.")
+        if not set(config.layer_types) <= {cls.kind, "full_attention"} or len({*config.layer_types}) == 1:
+            fix = "add a layer of 'full_attention', whose keys count a text's tokens, and no other type"
+            raise ValueError(f"{what}: {fix}.")
+
+    @staticmethod
+    def mask_of(inputs):
+        """What these layers get as `attention_mask`, of a `layer.StackInputs`: see `forward`."""
+        mask, positions, places = inputs.attention_mask, inputs.given_positions, inputs.places
+        if not isinstance(mask, torch.Tensor):
+            return None if positions is None or len(places) == 1 else sequence_numbers(positions)
+        if mask.dim() != 2:
+            fix = "give one of [batch, length], 0 for padding; a state cannot leave out anything else"
+            raise ValueError(f"attention_mask is {[*mask.shape]}, and some layers keep a state: {fix}.")
+        mask = mask[:, places]
+        if not is_readable(mask):
+            return mask
+        if positions is not None and _begins_again(mask != 0, positions):
+            fix = "pack texts without padding and leave attention_mask out, or give one text a row"
+            raise ValueError(f"position_ids begin again in a row that attention_mask hides tokens of: {fix}.")
+        return None if mask.all() else mask
+
+    def forward(self, hidden_states, attention_mask=None, past_key_values=None, head_mask=None, **kwargs):
+        """States [B, T, C] -> states [B, T, C], and None for the probabilities.
+
+        Args:
+            hidden_states: the states.
+            attention_mask: int [B, T], each token's sequence in its row, from 1 on, and 0 for padding; or None.
+            past_key_values: a cache of the library's whose layer here is a `LinearAttentionLayer`, or None.
+            head_mask: None; there are other heads here than elsewhere, or none.
+            kwargs: what attention gets beyond it, which nothing reads.
+
+        Raises:
+            ValueError: the cache is for other layers or another batch, or is to be cropped; or there is a `head_mask`.
+        """
+        refuse_backends(self.config, ("vllm", "paged"), "layer that keeps a state")
+        if head_mask is not None:
+            raise ValueError(f"head_mask is not supported with layer_types of '{self.kind}': leave it out.")
+        sequences = is_token = None
+        if attention_mask is not None:
+            is_token = (attention_mask != 0)[..., None].to(hidden_states.dtype)
+            hidden_states = hidden_states * is_token
+            sequences = attention_mask.long().cummax(-1).values.clamp(min=1)  # padding changes no state
+        held = _layer_of(past_key_values, self.layer_idx, len(hidden_states))
+        return self.mix(hidden_states, is_token, sequences, held), None
+
+    def mix(self, hidden_states, is_token, sequences, held):
+        """States [B, T, C] -> states [B, T, C].
+
+        Args:
+            hidden_states: the states, 0 where there is padding.
+            is_token: [B, T, 1], 1 for a token and 0 for padding; None: all are tokens.
+            sequences: int [B, T], each token's sequence in its row, from 1 on, or None.
+            held: the cache's layer, or None.
+        """
+        raise NotImplementedError
+
+    def convolved(self, states, weight, sequences, held):
+        """Channels [B, T, D] after a causal convolution of each channel, weight [D, 1, W], in float32 at least.
+
+        It also sees the last tokens before them, which `held` keeps as [B, D, W]: the first one of these is too old.
+        """
+        length, window, past = states.shape[1], self.window, states_of(held)[0]
+        if past is None:
+            seen = F.pad(states, (0, 0, window - 1, 0))
+        else:
+            seen = torch.cat((past[..., 1:].transpose(1, 2), states), dim=1)
+        if held is not None:
+            new = F.pad(states, (0, 0, max(window - length, 0), 0))[:, -window:] if past is None else states
+            held.update_conv_state(new.transpose(1, 2))
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        taps, seen = weight[:, 0].t().to(wide), seen.to(wide)  # [W, D]
+        if sequences is not None:
+            earlier = F.pad(sequences, (window - 1, 0), value=1)
+        output = seen[:, window - 1 :] * taps[-1]
+        for place in range(window - 1):
+            part = seen[:, place : place + length]
+            if sequences is not None:
+                part = part * (earlier[:, place : place + length] == sequences)[..., None]
+            output.addcmul_(part, taps[place])
+        return output
+
+
+def _begins_again(is_token, positions):
+    """Whether the positions [B, T] of some row's tokens do not grow."""
+    least = torch.iinfo(positions.dtype).min
+    before = positions.masked_fill(~is_token, least).cummax(-1).values
+    return bool((is_token & (positions <= F.pad(before[:, :-1], (1, 0), value=least))).any())
+
+
+def _layer_of(past_key_values, layer_idx: int, rows: int):
+    """The layer of a cache, which is checked, or None."""
+    own = getattr(past_key_values, "self_attention_cache", past_key_values)
+    if own is None:
+        return None
+    layers = getattr(own, "layers", ())
+    if layer_idx >= len(layers) or not hasattr(layers[layer_idx], "update_recurrent_state"):
+        fix = "make it by DynamicCache(config=model.config)"
+        raise ValueError(f"past_key_values ({type(own).__name__}) keeps no state for layer {layer_idx}: {fix}.")
+    held = layers[layer_idx]
+    if getattr(held, "record_past", False):
+        fix = "write without an assistant, prompt_lookup_num_tokens and the like"
+        raise ValueError(f"past_key_values is to be cropped, and no state can be taken back: {fix}.")
+    past, _ = states_of(held)
+    if past is not None and len(past) != rows:
+        raise ValueError(
+            f"past_key_values holds {len(past)} rows, the input has {rows}: use a cache of the same batch."
+        )
+    return held
+
+
+def states_of(held):
+    """What a cache's layer keeps: the last tokens before a convolution [B, D, W] and the state, each None if empty."""
+    if held is None:
+        return None, None
+    named = [getattr(held, name) for name in ("has_previous_state", "conv_states", "recurrent_states")]
+    has_any, past, state = (each[0] if isinstance(each, dict) else each for each in named)  # dicts in newer releases
+    return (past, state) if has_any else (None, None)
+
+
+@block(
+    "layer_types",
+    "conv",
+    conv_L_cache=axis(3, "an integer above 1", "attention", "tokens W that the convolution of layers of conv sees"),
+    conv_bias=flag(False, "attention", "biases in layers of conv"),
+)
+class ShortConvolution(StateLayer):
+    """A layer's attention by a gated convolution of each channel (Liquid AI, 2025): C * conv(B * x), linearly mapped.
+
+    B, C and x are three maps of the states, side by side in one matrix. Its state is what the convolution still sees.
+    """
+
+    kind = "conv"
+
+    def __init__(self, config, layer_idx: int, is_causal: bool):
+        super().__init__(config, layer_idx, config.conv_L_cache)
+        width, bias = config.hidden_size, config.conv_bias
+        self.in_proj = nn.Linear(width, 3 * width, bias=bias)
+        self.conv1d = nn.Conv1d(width, width, self.window, groups=width, bias=bias)
+        self.out_proj = nn.Linear(width, width, bias=bias)
+
+    def state_bytes(self, size: int) -> int:
+        """See `StateLayer.state_bytes`."""
+        return self.conv1d.out_channels * self.window * size
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """See `StateLayer.words`."""
+        return f"{self.conv1d.out_channels:,} channels", f"convolution over {self.window} tokens", "two gates"
+
+    def mix(self, hidden_states, is_token, sequences, held):
+        """See `StateLayer.mix`."""
+        before, after, states = self.in_proj(hidden_states).chunk(3, dim=-1)
+        states = before * states if is_token is None else before * states * is_token  # a bias makes padding count
+        states = self.convolved(states, self.conv1d.weight, sequences, held)
+        if self.conv1d.bias is not None:
+            states = states + self.conv1d.bias
+        return self.out_proj(after * states.to(after.dtype))
