@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from blockformer.files.checkpoint import Checkpoint, opened
+from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import is_ours
 from blockformer.files.errors import ConversionError
 from blockformer.files.json_files import json_text, read_json
@@ -27,6 +27,7 @@ from blockformer.publishing.repo_code import release_code
 from blockformer.publishing.write_repo import write_repo
 
 from .arguments import check_conversion, check_use, verification
+from .composite import opened
 from .converting import LARGE, recorder
 from .exporting import own_groups, record_of
 from .loading import load_tokenizer
