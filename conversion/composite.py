@@ -14,7 +14,7 @@ from blockformer.files import checkpoint as files
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError
 from blockformer.files.json_files import read_json
-from blockformer.files.safetensors_io import TensorInfo, bytes_of
+from blockformer.files.safetensors_io import TensorInfo, memory_of
 from blockformer.files.side_file_kinds import digest
 from blockformer.files.side_files import SideFiles
 from blockformer.files.sizes import format_size
@@ -93,7 +93,7 @@ class TextCheckpoint(Checkpoint):
         for info in sorted(self.left, key=lambda info: info.name):
             found.update(f"{info.name} {info.dtype} {info.shape}\n".encode())
             for part in self.whole.parts(info.name):
-                found.update(memoryview(bytes_of(part).numpy()))
+                found.update(memory_of(part))
         config = digest(self.member("config.json"))
         return {"model_type": self.text.model_type, "config": config, "left": found.hexdigest()}
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from blockformer.files.atomic import MARK
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import NEVER_FOLLOWED
-from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.errors import ConversionError, shown
 from blockformer.files.new_repo import RepoOptions
 from blockformer.files.reasons import OTHER_FORMAT, OTHER_WEIGHTS, reason_for
-from blockformer.files.safetensors_io import bytes_of
+from blockformer.files.safetensors_io import memory_of
 from blockformer.files.side_file_kinds import copy_file, files_read
 from blockformer.files.sources import LISTED, files_in, locate
 
@@ -78,7 +78,7 @@ class IntoComposite(CheckpointWeights):
             with open(folder / info.file.name, "r+b") as file:
                 file.seek(info.offset)
                 for part in parts:
-                    written += file.write(memoryview(bytes_of(part).numpy()))
+                    written += file.write(memory_of(part))
             assert written == info.nbytes, f"{name}: {written} bytes in place of {info.nbytes}"
 
         return self.written_by(put, options)
@@ -123,6 +123,11 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
             f"{checkpoint.folder}: was not made of a checkpoint with other towers, so it cannot go back into one; "
             "leave out into (--into)"
         )
+    if (kind := origin.composite.get("model_type")) != text.text.model_type:
+        raise ConversionError(
+            f"{into}: a checkpoint of {text.text.model_type!r}, and the text of {checkpoint.folder} is from one of "
+            f"{shown(kind)}; name that one"
+        )
     CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
     groups = _with_ties(plan.groups, text)
     made = {target.name: target for group in groups for target in group.targets}
@@ -132,7 +137,8 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
         if _shape(made.get(name)) != _shape(text.tensors.get(name))
     ]
     if lines:
-        raise ConversionError(f"{into}: the text has other tensors than the one of {checkpoint.folder}:{listed(lines)}")
+        more = f", and {len(lines) - 1} more differ" if lines[1:] else ""
+        raise ConversionError(f"{into}: its text has other shapes than {checkpoint.folder}: {lines[0]}{more}")
     after, before = (each.to_dict() for each in (plan.target_config, plan.family.official_config(origin.config)))
     names = ({*after} | {*before}) - FREE
     if changed := sorted(name for name in names if after.get(name) != before.get(name)):
@@ -178,6 +184,6 @@ def _shape(header: Any) -> str:
 
 def _unlike(origin: Origin, text: TextCheckpoint) -> str:
     """What tells a composite from the one that a text was made of; "" for nothing."""
-    words = {"model_type": "model_type is another", "config": "config.json differs", "left": "other tensors differ"}
+    words = {"config": "config.json differs", "left": "other tensors differ"}
     found = text.fingerprint()
     return " and its ".join(word for name, word in words.items() if found[name] != origin.composite.get(name))
