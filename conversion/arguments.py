@@ -43,6 +43,7 @@ def check_conversion(
     to_official: bool = False,
     family: str | None = None,
     config: str | PathLike[str] | None = None,
+    into: str | PathLike[str] | None = None,
     dtype: Any = None,
     dequantize: Any = None,
     max_shard_size: int | str = "5GB",
@@ -60,8 +61,8 @@ def check_conversion(
     Args:
         src, dst: the source and the folder to make.
         function: which of them.
-        to_official, family, config, dtype, dequantize, max_shard_size, force, strict_finite, progress, sign, verify: as
-            it has them.
+        to_official, family, config, into, dtype, dequantize, max_shard_size, force, strict_finite, progress, sign,
+            verify: as it has them.
         shape: the arguments of a new shape (`FLAGS`) that are given; None for a conversion that keeps it.
         use: what a repo for search is to be, one of `USES`.
         reading: all its other options.
@@ -88,8 +89,23 @@ def check_conversion(
         if use is not None and value not in (None, False):
             raise ConversionError(f"--as {use} cannot be combined with {name}; convert in two steps")
     check_source(src, family, config, to_official, **reading)
-    check_target(dst, force, [path for path in (src, config) if path is not None and os.path.exists(path)])
+    if into is not None:
+        _check_into(into, to_official, family=family, dtype=dtype, max_shard_size=max_shard_size)
+    check_target(dst, force, [path for path in (src, config, into) if path is not None and os.path.exists(path)])
     return options
+
+
+def _check_into(into: str | PathLike[str], to_official: bool, **given: Any) -> None:
+    """Check the composite checkpoint into which a text goes back, and that no option asks for what it decides."""
+    if not to_official:
+        raise ConversionError("into (--into) is for the way back; add to_official=True, or leave it out")
+    if not os.path.isdir(into):
+        raise ConversionError(
+            f"{into}: no such folder; into (--into) needs the whole checkpoint: hf download ID --local-dir FOLDER"
+        )
+    for name, value in given.items():
+        if value != {"max_shard_size": "5GB"}.get(name):
+            raise ConversionError(f"into (--into) keeps the {name} of {into}; leave {name} out")
 
 
 def check_use(use: str, *, bidirectional: bool = False, **given: Any) -> None:

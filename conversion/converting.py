@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from transformers import PreTrainedModel
 
-from blockformer.files.checkpoint import Checkpoint, opened
+from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import is_ours, read_config
 from blockformer.files.errors import listed, shown
 from blockformer.files.finite import nonfinite
@@ -25,6 +25,8 @@ from blockformer.publishing.repo_code import release_code
 from blockformer.publishing.write_repo import write_repo
 
 from .arguments import check_conversion, find_source, located, verification
+from .composite import TextCheckpoint, opened
+from .into import IntoComposite, composite, plan_into
 from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
 from .official import official_loader, rounded
 from .offload import check_device_map, removed_on_failure, written_weights
@@ -54,6 +56,7 @@ def convert(
     to_official: bool = False,
     family: str | None = None,
     config: str | PathLike[str] | None = None,
+    into: str | PathLike[str] | None = None,
     dtype: str | torch.dtype | None = None,
     dequantize: str | torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
@@ -76,6 +79,8 @@ def convert(
         family: the official family; None reads it from `model_type` or, on the way back, from the settings. A weight
             file requires it.
         config: the JSON file with the settings of a weight file.
+        into: with `to_official`, for a text model that was taken from a checkpoint with other towers: the folder of
+            that checkpoint, of which `dst` becomes a copy with this text in it, everything else byte for byte.
         dtype: cast the weights to "float32", "bfloat16" or "float16"; None keeps each tensor's own.
         dequantize: write plain weights of this dtype for a 4-bit checkpoint; None keeps the 4 bits.
         max_shard_size: largest size of one weight file, such as "5GB".
@@ -97,6 +102,7 @@ def convert(
         to_official=to_official,
         family=family,
         config=config,
+        into=into,
         dtype=dtype,
         dequantize=dequantize,
         max_shard_size=max_shard_size,
@@ -111,9 +117,10 @@ def convert(
     options.progress("looking at the source", 0, 0)
     place = located(src, config, **reading)
     refuse_adapters(place.path)
-    with opened(place) as (checkpoint, notes):
+    with opened(place) as (checkpoint, notes), composite(into) as text:
         if to_official:
             plan = plan_out(checkpoint, family, cast)
+            plan = plan if text is None else plan_into(plan, checkpoint, text)
         else:
             plan = plan_official(checkpoint, family, cast, dequantize is not None)
         report.source, report.family = place.title(src), plan.family.name
@@ -127,16 +134,23 @@ def convert(
         level = verification(verify)
         quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
 
+        weights = CheckpointWeights(checkpoint, plan.groups, plan.tied, place.files)
+        if text is not None:
+            weights = into_text = IntoComposite(checkpoint, plan, text, place.files)
+            report.notes += into_text.notes
+
         def fill(folder: Path) -> None:
-            side = (_fill_official if to_official else _fill_ours)(plan, around, folder)
+            side = None
+            if text is None:
+                side = (_fill_official if to_official else _fill_ours)(plan, around, folder)
             if level != "none":
                 _compare(plan, around, side, folder, options.progress, quick)
-            if inner := plan.files.get("inner"):
+            if text is None and (inner := plan.files.get("inner")):
                 put_into_its_folder(folder, inner, plan.files.get("around", ()))
             if not to_official:
                 _write_card(folder, plan, around)
 
-        write_repo(CheckpointWeights(checkpoint, plan.groups, plan.tied, place.files), dst, options, fill, report)
+        write_repo(weights, dst, options, fill, report)
     return report
 
 
@@ -165,7 +179,8 @@ def recorder(plan: Plan, checkpoint: Checkpoint, folder: Path) -> Callable[[Side
         return None
 
     def record(side: SideFiles) -> None:
-        origin = replace(known, files=side.record)
+        composite = checkpoint.fingerprint() if isinstance(checkpoint, TextCheckpoint) else {}
+        origin = replace(known, files=side.record, composite=composite)
         (folder / ORIGIN).write_text(origin.text(), encoding="utf-8")
         write_unused(checkpoint, origin.unused, folder)
 
@@ -173,9 +188,9 @@ def recorder(plan: Plan, checkpoint: Checkpoint, folder: Path) -> Callable[[Side
 
 
 def _compare(
-    plan: Plan, around: AroundWeights, side: SideFiles, folder: Path, report_progress: Progress, quick: bool
+    plan: Plan, around: AroundWeights, side: SideFiles | None, folder: Path, report_progress: Progress, quick: bool
 ) -> None:
-    """Compare models and tokenizers of both sides, and report it.
+    """Compare models and, unless they belong to a composite checkpoint, tokenizers of both sides, and report it.
 
     Raises:
         ConversionError: they differ.
@@ -185,7 +200,8 @@ def _compare(
     report.notes += [] if report.not_verified else report.parity.notes
     if quick and report.parity.measured:
         report.notes.append("compared on one text only (quick); a full comparison takes longer")
-    around.compare_tokenizers(side, folder)
+    if side is not None:
+        around.compare_tokenizers(side, folder)
     if report.not_verified:
         report.notes.append(f"not verified: {report.not_verified}")
 
@@ -313,7 +329,7 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
         load_target,
         config,
         kind,
-        plan.parameters * (1 if plan.read_plain is None else 2),  # plain weights are made in addition to the model
+        plan.parameters * (1 if plan.read_plain is None else 2) + plan.others,  # plain weights come in addition
         report_progress,
         (0, shift) if plan.to_official else (shift, 0),
         plan.family.counts_padding,

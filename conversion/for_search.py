@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from blockformer.files.checkpoint import Checkpoint, opened
+from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import is_ours
 from blockformer.files.errors import ConversionError
 from blockformer.files.json_files import json_text, read_json
@@ -27,6 +27,7 @@ from blockformer.publishing.repo_code import release_code
 from blockformer.publishing.write_repo import write_repo
 
 from .arguments import check_conversion, check_use, verification
+from .composite import TextCheckpoint, opened
 from .converting import LARGE, recorder
 from .exporting import own_groups, record_of
 from .loading import load_tokenizer
@@ -120,6 +121,8 @@ def convert_for_search(
     place = locate(src, **reading)
     refuse_adapters(place.path)
     with opened(place) as (checkpoint, notes):
+        if isinstance(checkpoint, TextCheckpoint):
+            raise ConversionError(f"{place.path}: has towers next to the text; convert it first, then use the result")
         source = _decoder(checkpoint, family, parse_dtype(dtype))
         tokenizer = _with_template(load_tokenizer(os.fspath(src), place.path, f", and --as {use} needs one"), template)
         before = _settings_before(checkpoint, place, use)

@@ -100,7 +100,7 @@ OPTIONS: dict[str, Option] = {
 _WRITES = ("family", "dtype", "max_shard_size", "force", "strict_finite", "progress")
 _OF_CONVERT = ("to_official", "config", "dequantize", "verify")
 OWN: dict[str, tuple[str, ...]] = {
-    "convert": (*_WRITES, *_OF_CONVERT),
+    "convert": (*_WRITES, *_OF_CONVERT, "into"),
     "convert_reshaped": (*_WRITES, *_OF_CONVERT, "topology", "layers", "kv_heads", "experts", "seed"),
     "convert_for_search": (
         *_WRITES, *_OF_CONVERT, "use", "tokens", "template", "pooling", "bidirectional", "prompts",

@@ -34,6 +34,7 @@ class Origin:
         variant: how the official checkpoint was written; None in repos of early versions.
         unused: names of tensors that no model uses; they are stored next to the weights.
         files: what became of the files next to the weights (`SideFiles.record`); empty in repos of early versions.
+        composite: which composite checkpoint the text was taken from (`TextCheckpoint.fingerprint`); empty for none.
     """
 
     family: Family
@@ -41,6 +42,7 @@ class Origin:
     variant: CheckpointVariant | None
     unused: list[str]
     files: dict[str, Any] = field(default_factory=dict)
+    composite: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
         """The file's text."""
@@ -54,6 +56,7 @@ class Origin:
             "unused": self.unused,
             "files": self.files,
         }
+        entries |= {"composite": self.composite} if self.composite else {}
         return json_text({**entries, "config": self.config})
 
 
@@ -107,7 +110,10 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
         raise damaged
     if not (is_inner(files.get("inner", "")) and _is_names(files.get("around", []))):
         raise damaged
-    return Origin(FAMILIES[name], official, earlier, list(unused or []), files)
+    composite = entries.get("composite", {})
+    if not isinstance(composite, dict):
+        raise damaged
+    return Origin(FAMILIES[name], official, earlier, list(unused or []), files, composite)
 
 
 def _is_names(value: Any) -> bool:

@@ -56,6 +56,7 @@ class Plan:
         groups: what to read and write.
         tied: pairs of stored target tensors that must be equal.
         parameters: how many the model has.
+        others: how many numbers the official model holds beyond them, in other towers.
         variant: how the official checkpoint is written.
         official_arguments: what the official class takes in addition to its config.
         origin: what the repo records of an official checkpoint for the way back.
@@ -77,6 +78,7 @@ class Plan:
     groups: list[Group]
     tied: list[tuple[str, str]]
     parameters: int
+    others: int = 0
     official_arguments: dict[str, Any] = field(default_factory=dict)
     origin: Origin | None = None
     files: dict[str, Any] = field(default_factory=dict)

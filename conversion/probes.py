@@ -235,7 +235,8 @@ def _compared(output: Any, probe: Probe) -> tuple[list[Tensor], list[str]]:
 
 def _written_text(model: PreTrainedModel, probe: Probe) -> list[int]:
     """The tokens that a model writes after an input."""
-    pad = getattr(model.config, "pad_token_id", None)  # some official classes leave it out
+    own_config = getattr(model.config, "text_config", model.config)
+    pad = getattr(own_config, "pad_token_id", None)  # some official classes leave it out
     pad = pad if isinstance(pad, int) and pad >= 0 else None
     model.generation_config = GenerationConfig(suppress_tokens=None if pad is None else [pad])
     target = probe.target

@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from blockformer.files.config_file import LAYERS
 from blockformer.files.errors import ConversionError, MisfitError
 from blockformer.files.quiet import quiet
 
+from .composite import TextCheckpoint
 from .families.registry import family_by_name, family_of
 from .guessing import missing_type
 from .plan import Plan, plan_in
@@ -26,12 +28,14 @@ def plan_official(
 ) -> Plan:
     """See `plan_in`; where the tensors do not fit, the error says with which settings they would.
 
-    Where `model_type` is missing, it says which families the tensors fit.
+    Where `model_type` is missing, it says which families the tensors fit. The text of a composite checkpoint is
+    compared with the class of the composite.
     """
     if family_name is None and not isinstance(checkpoint.config.get("model_type"), str):
         raise missing_type(checkpoint)
     try:
-        return plan_in(checkpoint, family_name, cast, dequantize)
+        plan = plan_in(checkpoint, family_name, cast, dequantize)
+        return of_composite(plan, checkpoint) if isinstance(checkpoint, TextCheckpoint) else plan
     except MisfitError as error:
         for changes in _changes(checkpoint, family_name, error):
             other = copy.copy(checkpoint)
@@ -46,6 +50,13 @@ def plan_official(
                 f"{error}\nThe tensors fit if config.json has {written}.", error.shapes, changes
             ) from error
         raise
+
+
+def of_composite(plan: Plan, checkpoint: TextCheckpoint) -> Plan:
+    """The plan of the text of a composite checkpoint, whose own class is then the one to compare with."""
+    text, notes = checkpoint.text, [checkpoint.note, *plan.notes]
+    others = checkpoint.left_numbers
+    return replace(plan, source_config=text.whole, source_class=text.whole_class, others=others, notes=notes)
 
 
 def _changes(checkpoint: Checkpoint, family_name: str | None, error: MisfitError) -> Iterator[dict[str, Any]]:

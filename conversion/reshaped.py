@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from blockformer.files.checkpoint import opened
 from blockformer.files.config_file import is_ours
 from blockformer.files.errors import ConversionError
 from blockformer.files.progress import Progress
@@ -22,6 +21,7 @@ from blockformer.publishing.write_repo import ModelWeights, write_repo
 from blockformer.reshaping import check_changes, reshape
 
 from .arguments import check_conversion
+from .composite import opened
 from .loading import load_source
 from .options import OPTIONS, OWN, READING, OptionError
 from .report import ConversionReport

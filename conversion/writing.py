@@ -16,6 +16,7 @@ from blockformer.files.finite import nonfinite
 from blockformer.files.front_matter import front_matter
 from blockformer.files.generation_settings import FILE, settings_in
 from blockformer.files.json_files import json_text
+from blockformer.files.names import PROCESSOR_FILES
 from blockformer.files.new_repo import RepoOptions
 from blockformer.files.safetensors_io import PART
 from blockformer.files.side_file_kinds import copy_file, digest
@@ -25,6 +26,7 @@ from blockformer.files.tokenizers import compare_tokenizers, has_tokenizer
 from blockformer.files.writer import Planned, ShardWriter
 from blockformer.publishing import copy_code, write_card
 
+from .composite import TextCheckpoint, bring_template
 from .report import ConversionReport
 from .rules.groups import Group
 from .rules.ties import check_tied
@@ -70,8 +72,13 @@ class CheckpointWeights:
     def write(self, folder: Path, options: RepoOptions) -> Mapping[str, int]:
         """Write all groups in order. Returns name -> how many elements are NaN or infinite."""
         self.check_tied()
-        planned, counts, done = self.planned(), dict[str, int](), 0
-        total = sum(torch.Size(shape).numel() * kind.itemsize for _, kind, shape in planned)
+        with ShardWriter(folder, self.planned(), options.max_shard_size) as writer:
+            return self.written_by(writer.write_parts, options)
+
+    def written_by(self, write: Callable[[str, Iterable[Tensor]], None], options: RepoOptions) -> Mapping[str, int]:
+        """Give all targets in order to a function: the name, and the elements in parts. Returns what `write` does."""
+        counts, done = dict[str, int](), 0
+        total = sum(torch.Size(shape).numel() * kind.itemsize for _, kind, shape in self.planned())
 
         def looked_at(name: str, kind: torch.dtype, parts: Iterable[Tensor]) -> Iterator[Tensor]:
             for part in parts:
@@ -79,18 +86,17 @@ class CheckpointWeights:
                 counts[name] = counts.get(name, 0) + nonfinite(part)
                 yield part
 
-        with ShardWriter(folder, planned, options.max_shard_size) as writer:
-            for group in self.groups:
-                if group.is_copy:
-                    outputs = [self.checkpoint.parts(group.sources[0])]
-                else:
-                    outputs = [_in_parts(tensor) for tensor in group.made(self.checkpoint.read)]
-                for target in group.targets:
-                    parts = outputs.pop(0)
-                    writer.write_parts(target.name, looked_at(target.name, target.dtype, parts))
-                    del parts
-                    done += torch.Size(target.shape).numel() * target.dtype.itemsize
-                    options.progress("writing weights", done, total)
+        for group in self.groups:
+            if group.is_copy:
+                outputs = [self.checkpoint.parts(group.sources[0])]
+            else:
+                outputs = [_in_parts(tensor) for tensor in group.made(self.checkpoint.read)]
+            for target in group.targets:
+                parts = outputs.pop(0)
+                write(target.name, looked_at(target.name, target.dtype, parts))
+                del parts
+                done += torch.Size(target.shape).numel() * target.dtype.itemsize
+                options.progress("writing weights", done, total)
         return counts
 
 
@@ -142,7 +148,10 @@ class AroundWeights:
             (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
         if FILE in self.place.names:
             (folder / FILE).unlink(missing_ok=True)  # the source's own is carried
-        side = carry_side_files(self.checkpoint, self.place.names, folder)
+        of_text = isinstance(self.checkpoint, TextCheckpoint)
+        names = [name for name in self.place.names if not (of_text and name in PROCESSOR_FILES)]
+        side = carry_side_files(self.checkpoint, names, folder)
+        bring_template(self.checkpoint, folder, side)
         for name in copies:
             copy_file(self.checkpoint, name, folder / name)
         copy_code(folder, config)

@@ -55,12 +55,13 @@ ROPES = (
     | {"original_max_position_embeddings": 20},
 )
 BOOLEANS = (
-    "gated_mlp qk_norm attention_bias attention_output_bias mlp_bias embedding_norm lm_head_transform "
+    "gated_mlp attention_bias attention_output_bias mlp_bias embedding_norm lm_head_transform "
     "tie_word_embeddings"
 ).split()
 AXES = st.fixed_dictionaries(
     {name: st.booleans() for name in BOOLEANS}
     | {
+        "qk_norm": st.sampled_from([False, True, "rotated"]),
         "lm_head_bias": st.sampled_from([False, True, "fixed"]),
         "norm_type": st.sampled_from(CHOICES["norm_type"]),
         "norm_placement": st.sampled_from(CHOICES["norm_placement"]),

@@ -13,7 +13,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
         *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
         *("ministral", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4", "cohere", "cohere2"),
         *("starcoder2", "nemotron", "jais2", "stablelm"),
-        *("ernie4_5", "hyperclovax", "internlm3", "iquestcoder", "granite_swa"),
+        *("ernie4_5", "hyperclovax", "internlm3", "iquestcoder", "granite_swa", "hunyuan_v1_dense"),
     ),
     ("gpt2",),
     (
@@ -86,6 +86,7 @@ FILES = {
     "vaultgemma": "gemma",
     "cwm": "ministral",
     "iquestcoder": "internlm3",
+    "hunyuan_v1_dense": "hunyuan",
     "glm4": "glm",
     "cohere2": "cohere",
     "codegen": "gptj",

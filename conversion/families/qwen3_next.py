@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from ..rules.operations import Split
 from ..rules.table import Rule, module_rules
-from ..values import Rope, StatesByLayer
+from ..values import Rope, RopeOfText, StatesByLayer
 from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderFamily
 from .fresh import rotary
 from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertsFamily
@@ -22,8 +22,6 @@ SAME = {f"{STATE}.{theirs}": f"self_attn.{ours}" for theirs, ours in {"norm": "n
 LAYER = {name: ours for name, ours in ATTENTION.items() if name != "self_attn.q_proj"}
 LAYER |= {**MLP, **NORMS, **Q_AND_K_NORM, **SAME}
 PARTS = ("in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z")
-AXES = ("mrope_section", "mrope_interleaved")
-"""Entries of `rope_parameters` that say which channels turn by which of a picture's axes."""
 
 
 def every_fourth(settings: dict) -> list:
@@ -79,15 +77,6 @@ def text_rules(config: PretrainedConfig) -> list[Rule]:
         Rule(f"{STATE}.in_proj_qkv.weight", targets, Split(0, (keys, keys, values))),
         *module_rules({f"{STATE}.{name}": f"self_attn.{name}" for name in names}),
     ]
-
-
-class RopeOfText(Rope):
-    """Rotary parameters without the axes of pictures: a text's tokens have the same position on each of them."""
-
-    def read(self, official):
-        """See `Value.read`."""
-        rope = super().read(official)["rope_parameters"]
-        return {"rope_parameters": {name: value for name, value in rope.items() if name not in AXES}}
 
 
 BOTH: dict[str, Any] = {

@@ -4,12 +4,13 @@ from .base import Computed, NotExpressible, Official, Value, constants
 from .common import DROPOUTS, TOKENS, common_entries, token_or_none
 from .encoder import RELATIVE, SIDE, TOKEN_TYPES, EncoderPositions, Pooler
 from .heads import NOT_PRUNED, PRUNED_HEADS, HeadDim
-from .rotary import Rope, RopeByLayerType, RotaryPart, only_sliding_layers_rotate, part_of
+from .rotary import AXES, Rope, RopeByLayerType, RopeOfText, RotaryPart, only_sliding_layers_rotate, part_of
 from .scalars import Factor, Flag, InnerSize, invert_power, roundest
 from .states import StatesByLayer
 from .windows import NoWindow, WindowByLayer, WindowEverywhere
 
 __all__ = [
+    "AXES",
     "DROPOUTS",
     "NOT_PRUNED",
     "PRUNED_HEADS",
@@ -29,6 +30,7 @@ __all__ = [
     "Pooler",
     "Rope",
     "RopeByLayerType",
+    "RopeOfText",
     "RotaryPart",
     "StatesByLayer",
     "Value",

@@ -9,6 +9,9 @@ from blockformer.model.rotary import rotary_size
 
 from .base import Official
 
+AXES = ("mrope_section", "mrope_interleaved")
+"""Entries of `rope_parameters` that say which channels turn by which of a picture's axes."""
+
 
 class Rope:
     """The rotary parameters, as the official class has completed them.
@@ -60,6 +63,15 @@ class RopeByLayerType(Rope):
         """See `Value.write`."""
         rope = config.rope_parameters or {}
         return {"rope_parameters": {name: dict(rope.get(name, rope)) for name in config.layer_types}}
+
+
+class RopeOfText(Rope):
+    """Rotary parameters without the axes of pictures: a text's tokens have the same position on each of them."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        rope = super().read(official)["rope_parameters"]
+        return {"rope_parameters": {name: value for name, value in rope.items() if name not in AXES}}
 
 
 def part_of(rotated: int, size: int) -> float:

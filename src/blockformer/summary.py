@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from blockformer.conversion.families.composites import text_of
 from blockformer.conversion.families.registry import family_of
 from blockformer.conversion.guessing import missing_type
 from blockformer.conversion.options import check_reading, refuse_given
@@ -112,9 +113,12 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
         raise ConversionError(f"config.json: num_labels ({labels:,}) must be at most {MOST_LABELS:,} to be shown")
     if is_ours(entries):
         return our_config(entries), []
-    family, low_bits, notes = family_of(entries), format_of(entries), []
+    text, notes = text_of(entries), []
+    if text is not None:
+        entries, notes = text.entries, [f"the text model of a {text.model_type} checkpoint"]
+    family, low_bits = family_of(entries), format_of(entries)
     if low_bits is not None and not low_bits.may_stay:
-        entries, notes = low_bits.plain_entries(entries), [low_bits.note_on_paper]
+        entries, notes = low_bits.plain_entries(entries), [*notes, low_bits.note_on_paper]
     return family.our_config(family.config_from(entries)), [*notes, *family.unused_note(entries)]
 
 

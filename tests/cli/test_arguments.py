@@ -19,6 +19,7 @@ VALUES = {
     "to": "official",
     "family": "qwen4",
     "config": "{tmp}/config.json",
+    "into": "{tmp}/none",
     "dtype": "bfloat16",
     "dequantize": "bfloat16",
     "max_shard_size": "20KB",

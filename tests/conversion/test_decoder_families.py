@@ -102,6 +102,7 @@ STATES = {"layer_types": [STATE, FULL], "linear_num_key_heads": 2, "linear_num_v
 # With larger weights, float32 is farther from float64 than 1e-5, in theirs as in ours.
 STATES |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.1}
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 100.0}
 NEXT = {**STATES, **QWEN_EXPERTS, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 40}
 HYBRID = {name: value for name, value in STATES.items() if name != "head_dim"}
 HYBRID |= {"linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}}
@@ -140,6 +141,8 @@ ROWS = [
     Row("lfm2", CONV | {"layer_types": [FULL, FULL], "block_ffn_dim_multiplier": 1.3}),
     Row("lfm2_moe", CONV_EXPERTS),
     Row("lfm2_moe", CONV_EXPERTS | {"use_expert_bias": False, "norm_topk_prob": False, **UNTIED}, shards=True),
+    Row("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
+    Row("hunyuan_v1_dense", {"head_dim": 8, "attention_bias": True, **TIED}, shards=True),
     Row("granitemoe", GRANITE_EXPERTS),
     Row("granitemoe", GRANITE_EXPERTS | {"attention_bias": True, "tie_word_embeddings": True}, shards=True),
     Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 40}),

@@ -71,6 +71,10 @@ def run_convert(
         raise ConversionError(f"--no-verify and --verify {verify} contradict each other; give one of them")
     options["verify"] = "none" if no_verify else verify or "auto"
     options["to_official"] = to == "official"
+    if shape and options["into"] is not None:
+        raise ConversionError("--into cannot be combined with another shape or use; convert in two steps")
+    if shape:
+        options.pop("into")
     if shape.get("topology") in USES:
         _run_for_search(src, dst, shape, options)
         return

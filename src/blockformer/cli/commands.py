@@ -126,6 +126,15 @@ def convert(
             metavar="FILE", help="The settings of a weight file, as JSON; needs --family.", show_default=False
         ),
     ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With --to official, for the text of a checkpoint with a vision tower: that checkpoint, of which DST "
+            "becomes a copy with this text in it.",
+            show_default=False,
+        ),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
     ] = None,
@@ -179,6 +188,7 @@ def convert(
         to=to,
         family=family,
         config=config,
+        into=into,
         dtype=dtype,
         dequantize=dequantize,
         max_shard_size=max_shard_size,

@@ -174,7 +174,8 @@ def _what(found: Examination, result: Diagnosis) -> str:
     if found.checkpoint.kind == ADAPTER:
         return f"{ADAPTER}, {result.tensors} tensors, {format_size(result.nbytes)}, {', '.join(result.dtypes)}"
     if layouts is None and found.plan is not None:
-        kind = f"{found.plan.variant.head} in few bits"
+        kind = found.plan.source_class.__name__  # of a composite checkpoint another than the text's
+        kind += " in few bits" if kind == found.plan.variant.head else ""
     elif layouts is None:
         kind = str(found.config.get("model_type") or "an unknown family")
     elif layouts.family is None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from blockformer.conversion.composite import in_text
+from blockformer.conversion.families.composites import COMPOSITES
 from blockformer.conversion.plan import Plan
 from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.groups import Group, Target
@@ -176,8 +178,10 @@ def _names_and_shapes(
 ) -> tuple[list[Finding], list[str], dict[str, Any]]:
     """Plan with the config as it is now: findings, changes, and entries of the config that fit better."""
     checkpoint, entries = found.checkpoint, found.config
-    if any(entries.get(name) for name in FIELDS) and _is_whole_in_few_bits(found, names, options):
-        return [], [], {}
+    if entries.get("model_type") in COMPOSITES or any(entries.get(name) for name in FIELDS):
+        problem = _problem_as_it_is(found, names, options)
+        if problem is None or entries.get("model_type") in COMPOSITES:
+            return [] if problem is None else [of_error(problem)], [], {}
     try:
         with quiet():
             layouts = _layouts(found, names, options)
@@ -229,18 +233,18 @@ def _names_and_shapes(
     return findings, changes, fits
 
 
-def _is_whole_in_few_bits(found: Examination, names: Mapping[str, str], options: Options) -> bool:
-    """Whether quantized weights convert as they are; then nothing is changed."""
+def _problem_as_it_is(found: Examination, names: Mapping[str, str], options: Options) -> ConversionError | None:
+    """Why quantized weights, or a text next to other towers, do not convert as they are; None: nothing is changed."""
     found.groups = [_copy(name, found.checkpoint.tensors[own]) for name, own in names.items()]
     found.groups = renamed(found.groups, names)
     try:
         with quiet():
-            found.plan = plan_official(found.written, options.family, None)
-    except ConversionError:
+            found.plan = plan_official(in_text(found.written), options.family, None)
+    except ConversionError as error:
         found.groups = []
-        return False
+        return error
     found.is_whole = True
-    return True
+    return None
 
 
 def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> Layouts:

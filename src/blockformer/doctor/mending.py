@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from blockformer.conversion.composite import in_text
 from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.ties import check_tied
 from blockformer.conversion.writing import CheckpointWeights
@@ -116,7 +117,7 @@ def _verify(found: Examination, folder: Path, report_progress: Progress) -> None
     with Checkpoint(folder) as result:
         if not is_ours(result.config):
             with quiet():
-                plan_official(result, None if found.layouts is None else _name_of(found.layouts), None)
+                plan_official(in_text(result), None if found.layouts is None else _name_of(found.layouts), None)
         done, total = 0, sum(info.nbytes for info in result.tensors.values())
         for name, info in result.tensors.items():
             sides: dict[str, Callable] = {"written": result.parts, "meant": written.parts}

@@ -36,6 +36,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""The settings by which pictures and sound are read."""
 MODULES = "modules.json"
 """The file that names the modules of a repo of sentence-transformers, and their folders."""
 ROUTER = "router_config.json"

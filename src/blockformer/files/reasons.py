@@ -2,13 +2,14 @@
 
 from pathlib import PurePosixPath
 
-from .names import CODE_FILES, INDEX
+from .names import CODE_FILES, INDEX, PROCESSOR_FILES
 
 OTHER_FORMAT = "the model in another format"
 OTHER_WEIGHTS = "other weights, which are not read"
 TRAINING = "the state of a training run"
 CODE = "code, which is never carried"
 PICTURES = "pictures and documents"
+PROCESSOR = "settings by which pictures and sound are read"
 BOOKKEEPING = "bookkeeping of git and the Hub"
 UNKNOWN = "not known to Blockformer"
 NOT_A_FILE = "not a regular file"
@@ -32,6 +33,8 @@ def reason_for(name: str) -> str:
     path = PurePosixPath(name)
     if path.name.startswith(TRAINING_FILES) or path.parts[0] in ("runs", "logs"):
         return TRAINING
+    if name in PROCESSOR_FILES:
+        return PROCESSOR
     if path.parts[0] in OTHER_FORMATS and len(path.parts) > 1:
         return OTHER_FORMAT
     if any(part.startswith(".") for part in path.parts):

@@ -176,7 +176,7 @@ def _counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
-def _memory(tensor: Tensor) -> memoryview:
+def memory_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor, as writable bytes."""
     if sys.byteorder != "little":
         raise ConversionError("safetensors files are little-endian, and this machine is not")
@@ -197,7 +197,7 @@ def read_tensor(file: BinaryIO, info: TensorInfo) -> Tensor:
             raise
         raise CheckpointError(f"{info.file}: no memory for {shown(info.name)} ({info.nbytes} bytes)") from error
     file.seek(info.offset)
-    _fill(_memory(tensor), file, info)
+    _fill(memory_of(tensor), file, info)
     return tensor if info.strides is None else tensor.as_strided(info.shape, info.strides).contiguous()
 
 
@@ -216,7 +216,7 @@ def read_parts(file: BinaryIO, info: TensorInfo) -> Iterator[Tensor]:
     file.seek(info.offset)
     for begin in range(0, info.nbytes, PART):
         part = room[: min(PART, info.nbytes - begin)]
-        _fill(_memory(part), file, info)
+        _fill(memory_of(part), file, info)
         yield part.view(info.dtype)
 
 
@@ -299,7 +299,7 @@ class SafetensorsWriter:
             rest -= plain.nbytes
             if plain.dtype != info.dtype or rest < 0:
                 break
-            self._put(_memory(plain))
+            self._put(memory_of(plain))
         if rest or self._start + info.offset + info.nbytes != self._file.tell():
             raise ConversionError(f"{self.path}: the parts of {shown(name)} are not the planned tensor")
         del self._waiting[name]

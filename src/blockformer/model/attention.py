@@ -97,9 +97,9 @@ class AttentionFields(Part):
     head_dim: int | None = axis(None, "a positive integer", "attention", "size D of a head; None: hidden_size / H")
     qk_norm: bool | str = axis(
         False,
-        (*FLAG, "per_head", "projection"),
+        (*FLAG, "per_head", "projection", "rotated"),
         "attention",
-        "a norm on queries and keys before the rotation: over each head, with weights of its own, or over all heads",
+        "a norm on queries and keys before the rotation: over each head, with its own weights, over all heads; after it",
     )
     attention_bias: bool = flag(False, "attention", "bias of the query, key and value projections")
     attention_output_bias: bool = flag(False, "attention", "bias of the output projection")
@@ -199,7 +199,7 @@ def layer_type_of(config, layer_idx: int, is_causal: bool) -> str:
 def _head_norm(config, heads: int):
     """The norm of queries or keys, as `qk_norm` names it."""
     size = config.head_dim
-    sizes = {True: (size,), "per_head": (heads, size), "projection": (heads * size,)}
+    sizes = {True: (size,), "rotated": (size,), "per_head": (heads, size), "projection": (heads * size,)}
     return make_norm(config, *sizes[config.qk_norm]) if config.qk_norm else None
 
 
@@ -256,7 +256,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, key_value_size, config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, key_value_size, config.attention_bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, config.attention_output_bias)
-        self.norms_projection = config.qk_norm == "projection"
+        self.norms_projection, self.norms_rotated = config.qk_norm == "projection", config.qk_norm == "rotated"
         self.q_norm = _head_norm(config, len(self.heads))
         self.k_norm = _head_norm(config, groups)
 
@@ -342,9 +342,12 @@ class Attention(nn.Module):
 
     def _split_states(self, query, key, value, position_embeddings):
         """Products [B, T, heads * D] -> queries [B, H, T, D], keys, values [B, K, T, D]; queries and keys rotated."""
-        query, key = self._split_heads(query, self.q_norm), self._split_heads(key, self.k_norm)
+        norms = (None, None) if self.norms_rotated else (self.q_norm, self.k_norm)
+        query, key = self._split_heads(query, norms[0]), self._split_heads(key, norms[1])
         if position_embeddings is not None:
             query, key = (rotate(states, *position_embeddings) for states in (query, key))
+        if self.norms_rotated:
+            query, key = self.q_norm(query), self.k_norm(key)
         return query, key, self._split_heads(value)
 
     def _with_past(self, key, value, past_key_values, kwargs):

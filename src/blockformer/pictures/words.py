@@ -96,9 +96,8 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
     if module.sliding_window:
         chips.append(f"window {config.sliding_window:,}" if module.is_causal else f"window ± {config.sliding_window:,}")
     if config.qk_norm:
-        chips.append(
-            {"projection": "q/k norm over all", "per_head": "q/k norm per head"}.get(config.qk_norm, "q/k norm")
-        )
+        kinds = {"projection": " over all", "per_head": " per head", "rotated": " after the rotation"}
+        chips.append(f"q/k norm{kinds.get(config.qk_norm, '')}")
     if config.attention_scale is not None:
         chips.append(f"scores {TIMES} {config.attention_scale:.3g}")
     if config.attn_logit_softcapping:

@@ -1,0 +1,150 @@
+"""The text model of a composite checkpoint, read as if it were a checkpoint of its own."""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from blockformer.files import checkpoint as files
+from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.errors import ConversionError
+from blockformer.files.json_files import read_json
+from blockformer.files.safetensors_io import TensorInfo, memory_of
+from blockformer.files.side_file_kinds import digest
+from blockformer.files.side_files import SideFiles
+from blockformer.files.sizes import format_size
+from blockformer.files.sources import Source
+
+from .families.composites import Text, text_of
+
+PREFIXES = (("language_model.model.", "language_model."), ("model.language_model.", ""), ("model.", ""))
+"""What the names of the text's stack begin with, and those of its head; the first that is found counts."""
+TEMPLATE, OF_PROCESSORS = "chat_template.jinja", "chat_template.json"
+"""Files of a chat template: the one that tokenizers read, and the one that only processors read."""
+STACK = "model."
+"""What the names of a stack begin with in the class of the text."""
+
+
+class TextCheckpoint(Checkpoint):
+    """The text model of a composite checkpoint, under the names and with the settings that its family has.
+
+    Args:
+        whole: the composite checkpoint.
+        text: what its settings say of the text.
+
+    Attributes:
+        names: name of a tensor of the text -> its name in the composite.
+        left: the headers of all others.
+
+    Raises:
+        ConversionError: no tensor has the name of one of the text.
+    """
+
+    def __init__(self, whole: Checkpoint, text: Text):
+        self.__dict__.update(vars(whole))
+        self.whole, self.text = whole, text
+        self.config = text.entries
+        self.names = _names(whole, tuple(each.partition("*")[0] for each in getattr(text.family, "outside", ())))
+        self.tensors = {name: replace(whole.tensors[own], name=name) for name, own in self.names.items()}
+        taken = {*self.names.values()}
+        self.left: list[TensorInfo] = [info for name, info in whole.tensors.items() if name not in taken]
+
+    def read(self, name: str) -> Tensor:
+        """See `Checkpoint.read`."""
+        return self.whole.read(self.names[name])
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """See `Checkpoint.parts`."""
+        return self.whole.parts(self.names[name])
+
+    def check_unchanged(self) -> None:
+        """See `Checkpoint.check_unchanged`."""
+        self.whole.check_unchanged()
+
+    def close(self) -> None:
+        """See `Checkpoint.close`."""
+        self.whole.close()
+
+    @property
+    def left_numbers(self) -> int:
+        """How many numbers the other tensors hold."""
+        return sum(math.prod(info.shape) for info in self.left)
+
+    @property
+    def note(self) -> str:
+        """What a user must know of what is left."""
+        count, nbytes = len(self.left), sum(info.nbytes for info in self.left)
+        parts = (info.name.split(".") for info in self.left)
+        towers = dict.fromkeys(next((part for part in each if part != "model"), "") for each in parts)
+        return (
+            f"this is the text model of a {self.text.model_type} checkpoint; {count} tensors ({format_size(nbytes)}) "
+            f"of {', '.join(towers) or 'nothing'} stay there, and `--to official --into` puts the text back next to "
+            "them"
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells this composite from others: its type, its `config.json`, and the tensors that are left."""
+        found = hashlib.sha256()
+        for info in sorted(self.left, key=lambda info: info.name):
+            found.update(f"{info.name} {info.dtype} {info.shape}\n".encode())
+            for part in self.whole.parts(info.name):
+                found.update(memory_of(part))
+        config = digest(self.member("config.json"))
+        return {"model_type": self.text.model_type, "config": config, "left": found.hexdigest()}
+
+
+def _names(whole: Checkpoint, outside: tuple[str, ...]) -> dict[str, str]:
+    """Name in the class of the text -> name in the composite; `outside` are beginnings of names that both have."""
+    for stack, head in PREFIXES:
+        if not any(name.startswith(stack) for name in whole.tensors):
+            continue
+        starts = {stack: STACK, f"{head}lm_head.": "lm_head.", **{each: each for each in outside}}
+        found = {}
+        for name in whole.tensors:
+            start = next((each for each in starts if name.startswith(each)), None)
+            if start is not None:
+                found[starts[start] + name.removeprefix(start)] = name
+        return found
+    known = ", ".join(f"{stack}layers" for stack, _ in PREFIXES)
+    raise ConversionError(f"{whole.folder}: no tensor of a text model; their names begin with one of {known}")
+
+
+def in_text(checkpoint: Checkpoint) -> Checkpoint:
+    """The text of a composite checkpoint; any other checkpoint as it is.
+
+    Raises:
+        ConversionError: its text cannot be read.
+    """
+    text = None if checkpoint.is_file else text_of(checkpoint.config)
+    return checkpoint if text is None else TextCheckpoint(checkpoint, text)
+
+
+def bring_template(checkpoint: Checkpoint, folder: Path, side: SideFiles) -> None:
+    """Write the chat template of a composite checkpoint, which its processor may have, where a tokenizer reads it.
+
+    Args:
+        checkpoint: the source; one that is not composite is left as it is.
+        folder: the new repo, with its tokenizer.
+        side: gets the file, and the tokenizer that it holds gets the template.
+    """
+    tokenizer, path = side.tokenizer, checkpoint.path(OF_PROCESSORS)
+    if not isinstance(checkpoint, TextCheckpoint) or tokenizer is None or tokenizer.chat_template or not path.exists():
+        return
+    template = read_json(checkpoint.member(OF_PROCESSORS)).get("chat_template")
+    if isinstance(template, str):
+        (folder / TEMPLATE).write_text(template, encoding="utf-8")
+        side.written[TEMPLATE] = digest(folder / TEMPLATE)
+        side.notes.append(f"{TEMPLATE} was made of the processor's {OF_PROCESSORS}, so that the tokenizer has it")
+        tokenizer.chat_template = template
+
+
+@contextmanager
+def opened(place: Source) -> Iterator[tuple[Checkpoint, list[str]]]:
+    """See `blockformer.files.checkpoint.opened`; of a composite checkpoint the text."""
+    with files.opened(place) as (checkpoint, notes):
+        yield in_text(checkpoint), notes

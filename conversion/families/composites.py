@@ -1,0 +1,138 @@
+"""Checkpoints with other towers next to the text model, such as a vision encoder: which family their text is of.
+
+transformers calls their configs composite: `text_config` describes the text model, which is the same as one that a
+family has, under other names. A record says so; the settings of the text are then those of its family.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import transformers
+from transformers import PretrainedConfig
+
+from blockformer.files.config_file import NEVER_FOLLOWED
+from blockformer.files.errors import ConversionError, shown
+from blockformer.files.quantized import FIELDS
+
+from ..values import AXES, TOKENS
+from .head import RELEASED
+from .registry import Family, family_by_name
+from .translation import ABOUT_THE_FILE
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A kind of checkpoint that holds the text model of a family and other towers.
+
+    Attributes:
+        name: the official classes without their endings `Config` and `ForConditionalGeneration`.
+        families: `model_type` of the text's settings -> the family that has the same text model.
+    """
+
+    name: str
+    families: Mapping[str, str]
+
+    @property
+    def model_class_name(self) -> str:
+        """The official class of the whole model."""
+        return f"{self.name}ForConditionalGeneration"
+
+
+COMPOSITES = {
+    "gemma3": Composite("Gemma3", {"gemma3_text": "gemma3_text"}),
+    "mistral3": Composite("Mistral3", {"mistral": "mistral"}),
+    "qwen2_vl": Composite("Qwen2VL", {"qwen2_vl_text": "qwen2"}),
+    "qwen2_5_vl": Composite("Qwen2_5_VL", {"qwen2_5_vl_text": "qwen2"}),
+    "qwen3_vl": Composite("Qwen3VL", {"qwen3_vl_text": "qwen3"}),
+    "qwen3_5": Composite("Qwen3_5", {"qwen3_5_text": "qwen3_5_text"}),
+}
+"""The official `model_type` -> its record."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a composite `config.json`.
+
+    Attributes:
+        model_type: of the composite.
+        whole: its official configuration object.
+        family: the family of the text.
+        entries: the `config.json` that the text has as a checkpoint of its family.
+    """
+
+    model_type: str
+    whole: PretrainedConfig
+    family: Family
+    entries: dict[str, Any]
+
+    @property
+    def whole_class(self) -> type[transformers.PreTrainedModel]:
+        """The official class of the composite."""
+        return getattr(transformers, COMPOSITES[self.model_type].model_class_name)
+
+
+def text_of(entries: Mapping[str, Any]) -> Text | None:
+    """The text model that a composite `config.json` describes; None where it is not composite.
+
+    Raises:
+        ConversionError: its text is of no family, or its settings are refused.
+    """
+    model_type = entries.get("model_type")
+    record = COMPOSITES.get(model_type) if isinstance(model_type, str) else None
+    if record is None or not isinstance(model_type, str):
+        return None
+    if record.model_class_name not in RELEASED:
+        raise ConversionError(
+            f"config.json: model_type {shown(model_type)} is not supported by transformers "
+            f"{transformers.__version__}; install a newer one"
+        )
+    named = entries.get("architectures") or [record.model_class_name]
+    if named != [record.model_class_name]:
+        raise ConversionError(
+            f"config.json: architectures is {shown(named)}; of {model_type!r} only {record.model_class_name} is read"
+        )
+    inner = entries.get("text_config")
+    if any(entries.get(name) or (isinstance(inner, Mapping) and inner.get(name)) for name in FIELDS):
+        raise ConversionError(
+            f"config.json: weights of few bits are not read in a checkpoint of {model_type!r}; take the one with "
+            "plain weights, or make them with dequantize() of transformers"
+        )
+    whole = _whole(record, entries)
+    text = whole.text_config
+    if text.model_type not in record.families:
+        raise ConversionError(
+            f"config.json: text_config is of {shown(text.model_type)}; in a checkpoint of {model_type!r} the text "
+            f"can be of {', '.join(record.families)}"
+        )
+    family = family_by_name(record.families[text.model_type])
+    return Text(model_type, whole, family, _entries(entries, whole, family))
+
+
+def _whole(record: Composite, entries: Mapping[str, Any]) -> PretrainedConfig:
+    hidden = (*ABOUT_THE_FILE, *NEVER_FOLLOWED)
+    plain = {name: copy.deepcopy(value) for name, value in entries.items() if name not in hidden}
+    for inner in plain.values():
+        for name in hidden if isinstance(inner, dict) else ():
+            inner.pop(name, None)
+    try:
+        return getattr(transformers, f"{record.name}Config")(**plain)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConversionError(f"config.json: {record.name}Config refuses it: {reason}") from error
+
+
+def _entries(entries: Mapping[str, Any], whole: PretrainedConfig, family: Family) -> dict[str, Any]:
+    """The text's settings as its family writes them, with what only the composite says: ties, dtype and tokens."""
+    text = whole.text_config.to_dict()
+    known = {name: text[name] for name in family.defaults.to_dict() if name in text and name not in ABOUT_THE_FILE}
+    known |= {"tie_word_embeddings": whole.tie_word_embeddings, "architectures": [family.model_class_name]}
+    known |= {"model_type": family.model_type, "dtype": whole.dtype or whole.text_config.dtype}
+    known |= {name: entries[name] for name in TOKENS if entries.get(name) is not None}
+    rope = known.get("rope_parameters")
+    if isinstance(rope, dict) and family.model_type != whole.text_config.model_type:
+        known["rope_parameters"] = {name: value for name, value in rope.items() if name not in AXES}
+    official = family.official_config(known).to_diff_dict()
+    kept = {name: value for name, value in official.items() if name not in ABOUT_THE_FILE}
+    return {"architectures": known["architectures"], **kept}
