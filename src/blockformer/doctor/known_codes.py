@@ -1,0 +1,38 @@
+"""The training code whose checkpoints are known, and which of them a checkpoint is of."""
+
+from collections.abc import Collection
+
+from blockformer.files.errors import ConversionError
+
+from .any_checkpoint import AnyCheckpoint
+from .litgpt import LITGPT
+from .llama2_c import LLAMA2_C
+from .llama_names import TORCHTITAN, TORCHTUNE
+from .nano_gpt import NANO_GPT
+from .own_code import OwnCode
+
+OWN_CODE = (NANO_GPT, LLAMA2_C, LITGPT, TORCHTUNE, TORCHTITAN)
+
+
+def code_of(names: Collection[str], checkpoint: AnyCheckpoint) -> OwnCode | None:
+    """The training code of a checkpoint: the one whose settings lie there, of those that have such names.
+
+    Args:
+        names: of its tensors, without what wrappers put into them.
+        checkpoint: whose they are.
+    """
+    fitting = [code for code in OWN_CODE if code.fits(names, checkpoint, checkpoint.extras)]
+    told = (code for code in fitting if code.has_settings(checkpoint, checkpoint.extras))
+    return next(told, fitting[0] if fitting else None)
+
+
+def code_named(name: str) -> OwnCode:
+    """The training code of this name, which can be written.
+
+    Raises:
+        ConversionError: none is.
+    """
+    written = {code.name.lower(): code for code in OWN_CODE if code.back is not None}
+    if name not in written:
+        raise ConversionError(f"no such training code is written: {name!r}; one of {', '.join(written)} is")
+    return written[name]
