@@ -114,7 +114,8 @@ def convert(
         str,
         typer.Option(
             metavar="LAYOUT",
-            help="'blockformer', 'official' for the way back, or training code: 'litgpt', 'torchtune', 'torchtitan'.",
+            help="'blockformer', 'official' for the way back, or training code: 'litgpt', 'torchtune', 'torchtitan', "
+            "'nanochat'.",
         ),
     ] = "blockformer",
     family: Annotated[

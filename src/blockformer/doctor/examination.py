@@ -21,6 +21,7 @@ from blockformer.files.errors import ConversionError, MisfitError, shown
 from blockformer.files.quantized import FIELDS, check_plain
 from blockformer.files.quiet import quiet
 from blockformer.files.safetensors_io import TensorInfo
+from blockformer.publishing.repo_code import full_auto_map
 
 from .any_checkpoint import AnyCheckpoint, Changed
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
@@ -110,6 +111,7 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
     code = code_of(headers, found.checkpoint)
     if code is None:
         return False
+    found.code = code
     said = f"this is a checkpoint of {code.name}, which no library loads"
     try:
         settings = code.settings(found.checkpoint, found.checkpoint.extras, found.config)
@@ -118,17 +120,35 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
         groups = code.groups(headers, found.layouts)
         found.groups = _cast(renamed(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype)
         found.config = entries | ({} if options.dtype is None else {"dtype": options.dtype})
-        with quiet():
-            found.plan = plan_official(found.written, None, None)
+        _plan_of_own_code(found)
     except ConversionError as error:
         found.findings.append(Finding("own-code", ERROR, said, str(error)))
         return True
     found.is_whole = True
-    found.code, kind = code, entries["architectures"][0]
+    kind = entries["architectures"][0]
     fix = f"--mend writes it as {kind}, which computes the same"
     found.findings += [*plain.findings, Finding("own-code", WARNING, said, fix, True)]
     found.changes += [*plain.changes, f"written as {kind}, with a config.json made of its {code.key}"]
     return True
+
+
+def _plan_of_own_code(found: Examination) -> None:
+    """Check that the groups make the whole model.
+
+    Raises:
+        ConversionError: they do not.
+    """
+    layouts = found.layouts
+    if layouts is None or layouts.family is not None:
+        with quiet():
+            found.plan = plan_official(found.written, None, None)
+        return
+    made = {target.name for group in found.groups for target in group.targets}
+    missing = {name: shape for name, shape in layouts.released.items() if name not in made | layouts.optional}
+    wrong = [*of_names({}, missing), *wrong_shapes(found.groups, layouts.released)]
+    if wrong:
+        raise ConversionError("; ".join(each.sentence for each in wrong))
+    found.config["auto_map"] = full_auto_map(layouts.config)
 
 
 def _also(config: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:

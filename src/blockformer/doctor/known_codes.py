@@ -9,9 +9,10 @@ from .litgpt import LITGPT
 from .llama2_c import LLAMA2_C
 from .llama_names import TORCHTITAN, TORCHTUNE
 from .nano_gpt import NANO_GPT
+from .nanochat import NANOCHAT
 from .own_code import OwnCode
 
-OWN_CODE = (NANO_GPT, LLAMA2_C, LITGPT, TORCHTUNE, TORCHTITAN)
+OWN_CODE = (NANO_GPT, LLAMA2_C, LITGPT, TORCHTUNE, TORCHTITAN, NANOCHAT)
 
 
 def code_of(names: Collection[str], checkpoint: AnyCheckpoint) -> OwnCode | None:

@@ -18,8 +18,8 @@ from blockformer.conversion.rules.groups import Group, Target
 from blockformer.conversion.rules.operations import Shape
 from blockformer.conversion.rules.table import Rule, RuleTable
 from blockformer.files.checkpoint import Checkpoint
-from blockformer.files.config_file import read_config
 from blockformer.files.errors import ConversionError, shown
+from blockformer.files.json_files import read_json
 from blockformer.files.regular import open_regular
 from blockformer.files.safetensors_io import HasHeader
 
@@ -57,7 +57,9 @@ class OwnCode:
         rules: the model, names of tensors -> the rules; on the way back the names are empty.
         needs: settings that must be there, positive integers.
         ignored: names that are left out: what the code computes again.
-        families: the official families that it can be written of.
+        within: the entry of that file that holds them; "" for the whole file.
+        fills: endings of tensors that the code does without -> what their elements are for the same result.
+        families: the official families that it can be written of; None for models of ours.
         back: the model -> its settings; None where nothing is written.
         file: name of the weights that are written; a folder of `torch.distributed.checkpoint` without a suffix.
     """
@@ -69,6 +71,8 @@ class OwnCode:
     rules: Callable[[Model, Collection[str]], Sequence[Rule]]
     needs: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    within: str = ""
+    fills: tuple[tuple[str, float], ...] = ((".bias", 0.0),)
     families: tuple[str | None, ...] = ()
     back: Callable[[Model], dict[str, Any]] | None = None
     file: str = ""
@@ -102,6 +106,7 @@ class OwnCode:
             found = extras.get(self.key)
         else:
             found = _read(checkpoint, path, self.name)
+        found = found.get(self.within) if self.within and isinstance(found, dict) else found
         settings = found if isinstance(found, dict) else {}
         wrong = [name for name in self.needs if type(settings.get(name)) is not int or settings[name] < 1]
         if wrong:
@@ -119,7 +124,7 @@ class OwnCode:
         return checkpoint.folder / self.key.replace("*", file.rpartition("_")[2])
 
     def groups(self, tensors: Tensors, layouts: Layouts) -> list[Group]:
-        """The groups that make the other model's tensors; biases that the code leaves out are zero.
+        """The groups that make the other model's tensors, also those that the code does without.
 
         Args:
             tensors: name -> header.
@@ -132,18 +137,21 @@ class OwnCode:
         groups = RuleTable(self.rules(model_of(layouts), tensors), self.ignored).plan(tensors)
         made = {target.name: target.dtype for group in groups for target in group.targets}
         dtype = next(iter(made.values()), torch.float32)
-        absent = (name for name in released if name not in made and name.endswith(".bias"))
-        return groups + [Group((), (Target(name, dtype, released[name]),), Zeros(released[name])) for name in absent]
+        filled = {name: self.filling(name) for name in released if name not in made}
+        return groups + [
+            Group((), (Target(name, dtype, released[name]),), Filled(released[name], value))
+            for name, value in filled.items()
+            if value is not None
+        ]
+
+    def filling(self, name: str) -> float | None:
+        """What the elements of a tensor are that the code does without; None for any other."""
+        return next((value for ending, value in self.fills if name.endswith(ending)), None)
 
 
 def model_of(layouts: Layouts) -> Model:
     """The model that layouts are of."""
     return Model(None if layouts.family is None else layouts.family.name, layouts.config)
-
-
-def tied(tensors: Tensors, head: str) -> bool:
-    """Whether a head of this name is the embeddings, since it is not there."""
-    return head not in tensors
 
 
 def dtype_of(header: HasHeader) -> str:
@@ -172,7 +180,7 @@ def _read(checkpoint: Checkpoint, path: Path, name: str) -> Any:
         )
     checkpoint.member(path.name)
     if path.suffix == ".json":
-        return read_config(path)
+        return read_json(path)
     with open_regular(path) as file:
         text = file.read(LARGEST_SETTINGS)
     try:
@@ -182,13 +190,14 @@ def _read(checkpoint: Checkpoint, path: Path, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Zeros:
-    """A tensor of zeros: a bias that a model does without."""
+class Filled:
+    """A tensor of one number: a bias or a factor that a model does without."""
 
     shape: Shape
+    value: float
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.zeros(self.shape)]
+        return [torch.full(self.shape, self.value)]
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return [self.shape]

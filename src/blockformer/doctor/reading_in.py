@@ -8,7 +8,7 @@ from typing import Any
 
 from blockformer.conversion import ConversionError, convert, export_folder
 from blockformer.conversion.report import ConversionReport
-from blockformer.files.config_file import is_ours
+from blockformer.files.config_file import is_ours, read_config
 from blockformer.files.names import WEIGHT_FILES, WEIGHTS
 
 from .diagnosing import examined
@@ -39,7 +39,7 @@ def convert_own_code(src: str | PathLike[str], dst: str | PathLike[str], **optio
         with examined(path, None, Options()) as (found, _):
             if found.code is None:
                 return None
-            name, entries = found.code.name, found.config
+            name = found.code.name
     except ConversionError:
         return None
     parent = Path(os.path.abspath(dst)).parent
@@ -47,6 +47,7 @@ def convert_own_code(src: str | PathLike[str], dst: str | PathLike[str], **optio
     with tempfile.TemporaryDirectory(prefix=".own-code-", dir=parent) as folder:
         between = Path(folder) / (path.parent.name if path.suffix and path.is_file() else path.name or "checkpoint")
         mend(path, between, progress=options.get("progress"))
+        entries = read_config(between / "config.json")
         if is_ours(entries):
             shared = ("max_shard_size", "force", "strict_finite", "progress")
             report = export_folder(between, dst, **{each: options[each] for each in shared if each in options})

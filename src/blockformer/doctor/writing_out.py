@@ -76,8 +76,9 @@ def write_for(
             known = ", ".join(each or "Blockformer's" for each in own.families)
             raise ConversionError(f"{own.name} has no model of the family {model.family!r}; it has {known}")
         rules = RuleTable(own.rules(model, ()))
-        made = {target.name: target for group in groups for target in group.targets}
-        planned = in_turn(groups, rules.plan(made, reverse=True))
+        written = _without_fillings(own, groups, found)
+        made = {target.name: target for group in written for target in group.targets}
+        planned = in_turn(written, rules.plan(made, reverse=True))
         origins = [found.checkpoint.file or found.checkpoint.folder]
         with atomic_folder(target, force, origins) as folder:
             weights: dict[str, Tensor] = {}
@@ -108,6 +109,26 @@ def _official(found: Examination, own: OwnCode) -> tuple[list[Group], dict[str, 
     return groups + _copies(groups, ties), entries, model
 
 
+def _without_fillings(own: OwnCode, groups: list[Group], found: Examination) -> list[Group]:
+    """The groups without tensors that the code does without and that make no difference.
+
+    Raises:
+        ConversionError: they make one.
+    """
+    if None not in own.families:
+        return groups
+    left, wrong = [], []
+    for group in groups:
+        value = own.filling(group.targets[0].name)
+        if value is None:
+            left.append(group)
+            continue
+        wrong += [name for name, tensor in group.apply(found.checkpoint.read) if not bool((tensor == value).all())]
+    if wrong:
+        raise ConversionError(f"{own.name} has no place for weights of this model:{listed(map(shown, wrong))}")
+    return left
+
+
 def _copies(groups: list[Group], ties: Mapping[str, str]) -> list[Group]:
     """Groups for tied tensors that are stored once, where the code has two."""
     made = {target.name: (group, target) for group in groups for target in group.targets}
@@ -132,6 +153,7 @@ def _write(own: OwnCode, model: Model, weights: dict[str, Tensor], folder: Path)
         torch.save({WEIGHTS_KEY: weights, own.key: settings}, place)
     if settings is not None and "." in own.key:
         path = folder / own.key.replace("*", place.stem.rpartition("_")[2])
+        settings = {own.within: settings} if own.within else settings
         text = yaml.safe_dump(settings) if path.suffix == ".yaml" else json.dumps(settings, indent=2)
         path.write_text(text, encoding="utf-8")
 
@@ -143,7 +165,7 @@ def _compare(own: OwnCode, model: Model, groups: list[Group], source: Examinatio
         ConversionError: it is not the same model: the code has no place for a setting.
     """
     with examined(folder, None, Options()) as (found, _):
-        if found.layouts is None or found.code is None:
+        if found.layouts is None or not found.is_whole:
             said = "; ".join(each.remedy or each.sentence for each in found.findings)
             raise ConversionError(f"{own.name} has no model that computes the same: {said}")
         have, want = (_computed(config) for config in (model_of(found.layouts).config, model.config))
