@@ -11,8 +11,9 @@ from .llama_names import TORCHTITAN, TORCHTUNE
 from .nano_gpt import NANO_GPT
 from .nanochat import NANOCHAT
 from .own_code import OwnCode
+from .x_transformers import X_TRANSFORMERS
 
-OWN_CODE = (NANO_GPT, LLAMA2_C, LITGPT, TORCHTUNE, TORCHTITAN, NANOCHAT)
+OWN_CODE = (NANO_GPT, LLAMA2_C, LITGPT, TORCHTUNE, TORCHTITAN, NANOCHAT, X_TRANSFORMERS)
 
 
 def code_of(names: Collection[str], checkpoint: AnyCheckpoint) -> OwnCode | None:
