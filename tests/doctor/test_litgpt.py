@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from own_codes import IDS, LLAMA3, official
+from own_codes import IDS, LLAMA3, assert_same, official
 from pairs import assert_close
 
 from blockformer.conversion import ConversionError, convert
@@ -109,17 +109,6 @@ def write_litgpt(model, folder, **how):
     torch.save({"model": as_litgpt(model, **how)}, folder / "lit_model.pth")
     (folder / "model_config.yaml").write_text(yaml.safe_dump(settings_of(model)))
     return folder
-
-
-def assert_same(model, folder):
-    """The official model in a folder has these weights, bit for bit, and computes the same."""
-    other = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
-    assert type(other) is type(model)
-    mine, its = model.state_dict(), other.state_dict()
-    assert mine.keys() == its.keys()
-    assert all(torch.equal(mine[name], its[name]) for name in mine)
-    with torch.no_grad():
-        assert_close(other(IDS).logits, model(IDS).logits, 1e-5)
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["todays", "earlier"])

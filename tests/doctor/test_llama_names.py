@@ -7,9 +7,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import transformers
-from own_codes import IDS, ROPE, official, side_by_side
+from own_codes import IDS, ROPE, assert_same, official, side_by_side
 from pairs import assert_close
-from test_litgpt import assert_same
 
 from blockformer.conversion import ConversionError
 from blockformer.doctor import Options, diagnose, mend, write_for

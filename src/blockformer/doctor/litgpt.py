@@ -10,9 +10,8 @@ from typing import Any
 
 from blockformer.conversion.rules.operations import Chain, Reversed, Reversible, Split
 from blockformer.conversion.rules.table import Rule
-from blockformer.files.errors import shown
 
-from .own_code import Model, OwnCode, Settings, Tensors, dtype_of, refuse
+from .own_code import Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
 
 EMBEDDINGS, HEAD, LAYER = "transformer.wte", "lm_head", "transformer.h.{layer}."
 KINDS_OF_TENSOR = ("weight", "bias")
@@ -160,7 +159,7 @@ def _kind_of(settings: Settings) -> str:
         lines.append(f"its name has {unit_offset!r}, by which litgpt takes other norms")
     scaling = settings["rope_adjustments"]
     if scaling is not None and not (isinstance(scaling, dict) and {*scaling} == {*SCALED}):
-        lines.append(f"rope_adjustments is {shown(scaling)}, not Llama 3.1's")
+        lines.append(f"rope_adjustments is {said(scaling)}, not Llama 3.1's")
     window = settings["sliding_window_size"]
     if window is not None:
         marks = settings["sliding_window_indices"]
@@ -168,14 +167,14 @@ def _kind_of(settings: Settings) -> str:
         if name == "llama" and is_everywhere:
             name = "mistral"
         else:
-            lines.append(f"sliding_window_size is {shown(window)} in {'all' if is_everywhere else 'some'} layers")
+            lines.append(f"sliding_window_size is {said(window)} in {'all' if is_everywhere else 'some'} layers")
     refuse("litgpt", lines)
     return name
 
 
 def _differing(settings: Settings, wanted: Mapping[str, Any]) -> list[str]:
     return [
-        f"{name} is {shown(settings[name])}, not {shown(value)}"
+        f"{name} is {said(settings[name])}, not {said(value)}"
         for name, value in wanted.items()
         if settings[name] != value
     ]

@@ -9,9 +9,9 @@ from typing import Any
 
 from blockformer.conversion.rules.operations import DeinterleaveRotary, Identity
 from blockformer.conversion.rules.table import Rule
-from blockformer.files.errors import ConversionError, shown
+from blockformer.files.errors import ConversionError
 
-from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refuse
+from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
 
 EMBEDDINGS, LAYER, OURS = "tok_embeddings.weight", "layers.{layer}.", "model.layers.{layer}."
 PAIRED = ("llama", "mistral")
@@ -79,22 +79,22 @@ def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, T
         has_norms = f"layers.0.{theirs['self_attn.q_norm']}.{norm}" in names
         has_biases = f"layers.0.{theirs['self_attn.q_proj']}.bias" in names
         family = "qwen3" if has_norms else "qwen2" if has_biases else "llama"
-        said = settings.get("model_type", family)
-        if said != family and (family, said) != ("llama", "mistral"):
-            refuse(name, [f"config.json has model_type {shown(said)}, and the tensors are those of {family}"])
+        kind = settings.get("model_type", family)
+        if kind != family and (family, kind) != ("llama", "mistral"):
+            refuse(name, [f"config.json has model_type {said(kind)}, and the tensors are those of {family}"])
         _ask(settings, name)
         heads = settings["num_attention_heads"]
         size = rows("self_attn.q_proj") // heads
         numbers = {int(each.split(".")[1]) for each in names if each.startswith("layers.")}
         return {
-            "model_type": said,
-            "architectures": [ARCHITECTURES[said]],
+            "model_type": kind,
+            "architectures": [ARCHITECTURES[kind]],
             "vocab_size": tensors[EMBEDDINGS].shape[0],
             "hidden_size": tensors[EMBEDDINGS].shape[1],
             "intermediate_size": rows("mlp.gate_proj"),
             "num_hidden_layers": len(numbers),
             "num_key_value_heads": rows("self_attn.k_proj") // max(size, 1),
-            **({} if said == "qwen2" else {"head_dim": size}),
+            **({} if kind == "qwen2" else {"head_dim": size}),
             "hidden_act": "silu",
             "tie_word_embeddings": not {"output.weight", "lm_head.weight"} & {*tensors},
             "dtype": dtype_of(tensors[EMBEDDINGS]),
@@ -116,7 +116,7 @@ def _ask(settings: Settings, name: str) -> None:
         )
     heads = settings["num_attention_heads"]
     if type(heads) is not int or heads < 1:
-        raise ConversionError(f"num_attention_heads must be a positive integer, not {shown(heads)}")
+        raise ConversionError(f"num_attention_heads must be a positive integer, not {said(heads)}")
 
 
 def _todays(names: Collection[str]) -> dict[str, str]:

@@ -108,13 +108,14 @@ def check_mendable(diagnosis: Diagnosis, done: str) -> None:
 def copy_side_files(found: Examination, folder: Path) -> list[str]:
     """Copy tokenizer, generation settings, licence and notes as they are. Returns what is said of them."""
     checkpoint = found.checkpoint
+    settings = None if found.code is None else found.code.settings_file(checkpoint)
     copied, left = [], []
     folders = [checkpoint.base.folder] if isinstance(checkpoint, WithAdapter) else []
     files = {path.name: path for folder in (*folders, checkpoint.folder) for path in folder.iterdir()}
     for name, path in sorted(files.items()):
-        if not path.is_file() or name in NOT_COPIED or name.startswith("."):
+        if not path.is_file() or name in NOT_COPIED or name.startswith(".") or path == settings:
             continue
-        if is_side_file(name, path.stat().st_size):
+        if is_side_file(name, path.stat().st_size) and not (folder / name).exists():
             copy_file(checkpoint, name, folder / name)
             copied.append(name)
         elif name.endswith(CODE_FILES):

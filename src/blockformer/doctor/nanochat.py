@@ -11,9 +11,8 @@ from typing import Any
 
 from blockformer.conversion.rules.operations import Identity, LastFirst
 from blockformer.conversion.rules.table import Rule
-from blockformer.files.errors import shown
 
-from .own_code import Model, OwnCode, Settings, Tensors, dtype_of, refuse
+from .own_code import Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
 
 EMBEDDINGS, HEAD, LAYER = "transformer.wte.weight", "lm_head.weight", "transformer.h.{layer}."
 TURNED = {"attn.c_q": "self_attn.q_proj", "attn.c_k": "self_attn.k_proj"}
@@ -59,7 +58,7 @@ FIXED = {
 def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
     lines = [f"it has {what}" for names, what in LATER.items() if any(re.fullmatch(names, each) for each in tensors)]
     windows = settings.get("window_pattern", "L")
-    lines += [f"window_pattern is {shown(windows)}"] if {*str(windows).upper()} - {"L"} else []
+    lines += [f"window_pattern is {said(windows)}"] if {*str(windows).upper()} - {"L"} else []
     refuse("nanochat", lines)
     return {
         **FIXED,

@@ -79,12 +79,12 @@ class OwnCode:
 
     def has_settings(self, checkpoint: Checkpoint, extras: Settings) -> bool:
         """Whether the settings lie with these weights."""
-        path = self._settings_file(checkpoint)
+        path = self.settings_file(checkpoint)
         return self.key in extras if path is None else path.is_file()
 
     def fits(self, names: Collection[str], checkpoint: Checkpoint, extras: Settings) -> bool:
         """Whether these are tensors of this code: an official GPT-2, too, has all the names of a nanoGPT."""
-        is_in_pickle = self._settings_file(checkpoint) is None
+        is_in_pickle = self.settings_file(checkpoint) is None
         is_official = is_in_pickle and bool(checkpoint.config.get("model_type"))
         return {*self.shows} <= {*names} and (not is_official or self.has_settings(checkpoint, extras))
 
@@ -99,7 +99,7 @@ class OwnCode:
         Raises:
             ConversionError: they cannot be read, or one is missing or not a positive integer.
         """
-        path = self._settings_file(checkpoint)
+        path = self.settings_file(checkpoint)
         if self.key == CONFIG:
             found: Any = config
         elif path is None:
@@ -116,7 +116,7 @@ class OwnCode:
             )
         return settings
 
-    def _settings_file(self, checkpoint: Checkpoint) -> Path | None:
+    def settings_file(self, checkpoint: Checkpoint) -> Path | None:
         """The file of the settings; a `*` in its name stands for the number in that of the weights."""
         if "." not in self.key:
             return None
@@ -157,6 +157,11 @@ def model_of(layouts: Layouts) -> Model:
 def dtype_of(header: HasHeader) -> str:
     """The entry of `config.json` for the dtype of the weights."""
     return str(header.dtype).removeprefix("torch.")
+
+
+def said(value: Any) -> str:
+    """A setting as an error names it: texts in quotes, numbers and lists as they are, no more than a line."""
+    return shown(value) if isinstance(value, str) else shown(repr(value)).strip("'\"")
 
 
 def refuse(name: str, lines: Collection[str]) -> None:

@@ -29,7 +29,7 @@ from .examination import Examination
 from .known_codes import code_named
 from .mending import check_mendable, copy_side_files
 from .options import Options
-from .own_code import CONFIG, Model, OwnCode, model_of
+from .own_code import CONFIG, Model, OwnCode, model_of, said
 
 WEIGHTS_KEY = "model"
 """The key of the weights in a pickled file that holds settings too."""
@@ -90,9 +90,9 @@ def write_for(
                 (folder / CONFIG).write_text(json_text(entries), encoding="utf-8")
             _compare(own, model, groups, found, folder)
             (folder / CONFIG).write_text(json_text(entries), encoding="utf-8")
-            said = copy_side_files(found, folder)
+            copied = copy_side_files(found, folder)
         found.checkpoint.check_unchanged()
-    return [f"{len(weights)} tensors written for {own.name}, read again and compared", *said]
+    return [f"{len(weights)} tensors written for {own.name}, read again and compared", *copied]
 
 
 def _official(found: Examination, own: OwnCode) -> tuple[list[Group], dict[str, Any], Model]:
@@ -166,11 +166,11 @@ def _compare(own: OwnCode, model: Model, groups: list[Group], source: Examinatio
     """
     with examined(folder, None, Options()) as (found, _):
         if found.layouts is None or not found.is_whole:
-            said = "; ".join(each.remedy or each.sentence for each in found.findings)
-            raise ConversionError(f"{own.name} has no model that computes the same: {said}")
+            why = "; ".join(each.remedy or each.sentence for each in found.findings)
+            raise ConversionError(f"{own.name} has no model that computes the same: {why}")
         have, want = (_computed(config) for config in (model_of(found.layouts).config, model.config))
         lines = [
-            f"{name} is {shown(value)}, and {shown(have.get(name))} there"
+            f"{name} is {said(value)}, and {said(have.get(name))} there"
             for name, value in want.items()
             if have.get(name) != value
         ]

@@ -16,7 +16,7 @@ from blockformer.conversion.rules.table import Rule
 from blockformer.files.errors import ConversionError, shown
 from blockformer.model.rotary import rotary_size
 
-from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refuse
+from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
 
 EMBEDDINGS, POSITIONS, HEAD = "token_emb.emb.weight", "pos_emb.emb.weight", "to_logits.weight"
 LAYERS, FREQUENCIES = "attn_layers.layers.", "attn_layers.rotary_pos_emb.inv_freq"
@@ -58,13 +58,13 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         options = "; ".join(f"--set {name}=... ({asked[name]})" for name in absent)
         raise ConversionError(f"x-transformers saves no settings, and no tensor shows these; say them: {options}")
     kind, heads = settings["model_type"], settings["num_attention_heads"]
-    lines = [] if kind in CLASSES else [f"model_type is {shown(kind)}, not one of {', '.join(CLASSES)}"]
+    lines = [] if kind in CLASSES else [f"model_type is {said(kind)}, not one of {', '.join(CLASSES)}"]
     if has_rotation and has_table:
         lines.append("its positions are learned and rotary at once")
     if not has_rotation and not has_table:
         lines.append("it has neither a table of positions nor rotary ones")
     if type(heads) is not int or heads < 1:
-        lines.append(f"num_attention_heads is {shown(heads)}, not a positive integer")
+        lines.append(f"num_attention_heads is {said(heads)}, not a positive integer")
     norm = next((each for each in NORM_EPS if f"attn_layers.final_norm.{each}" in tensors), None)
     if norm is None:
         lines.append("it has no final norm with a factor, as pre-norm layers have")

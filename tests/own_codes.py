@@ -2,6 +2,7 @@
 
 import torch
 import transformers
+from pairs import assert_close
 
 SIZES = {
     "vocab_size": 67,
@@ -40,6 +41,7 @@ def official(family, **more):
     name, special = OFFICIAL[family]
     sizes = {**SIZES, "hidden_size": 64} if family in ("gpt_neox", "phi") else SIZES
     sizes = {**sizes, "num_key_value_heads": 4} if family == "phi" else sizes
+    sizes = {name: size for name, size in sizes.items() if family != "gpt_neox" or name != "num_key_value_heads"}
     config = getattr(transformers, f"{name}Config")(**{**sizes, **special, **more})
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -52,3 +54,14 @@ def official(family, **more):
 def side_by_side(tensor, heads):
     """Rows with the rotated pairs of each head side by side, of rows with all first ones first."""
     return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def assert_same(model, folder):
+    """The official model in a folder has these weights, bit for bit, and computes the same."""
+    other = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    assert type(other) is type(model)
+    mine, its = model.state_dict(), other.state_dict()
+    assert mine.keys() == its.keys()
+    assert all(torch.equal(mine[name], its[name]) for name in mine)
+    with torch.no_grad():
+        assert_close(other(IDS).logits, model(IDS).logits, 1e-5)
