@@ -14,6 +14,7 @@ from blockformer.doctor import Options, diagnose, mend
 
 WIDTH, HEADS, SIZE, INNER = 32, 4, 16, 128
 DECODER = {"model_type": "blockformer_decoder", "num_attention_heads": HEADS, "hidden_act": "gelu"}
+DECODER["norm_weight"] = "zero_centered"
 ENCODER = {**DECODER, "model_type": "blockformer_encoder"}
 ROTATION = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "max_position_embeddings": 64}
 
@@ -36,11 +37,17 @@ def plain():
     return {**names, "to_logits.weight": torch.randn(67, WIDTH) * 0.3}
 
 
-def logits_of(weights, ids, causal):
-    """Pre-norm layers without biases in norms and attention; learned positions times one over the root of the width."""
+def logits_of(weights, ids, causal, offset):
+    """Pre-norm layers without biases in norms and attention; learned positions times one over the root of the width.
+
+    Args:
+        weights, ids: of the model, [B, T].
+        causal: whether it is a decoder.
+        offset: what is added to the factor of a norm.
+    """
 
     def norm(name, states):
-        return F.layer_norm(states, states.shape[-1:]) * weights[f"{name}.gamma"]
+        return F.layer_norm(states, states.shape[-1:]) * (weights[f"{name}.gamma"] + offset)
 
     positions = weights["pos_emb.emb.weight"][: ids.shape[1]] * WIDTH**-0.5
     states = weights["token_emb.emb.weight"][ids] + positions
@@ -66,16 +73,18 @@ def loaded(folder):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("factor", ["zero_centered", "plain"])
 @pytest.mark.parametrize("kind", [DECODER, ENCODER], ids=["decoder", "encoder"])
-def test_it_comes_in(tmp_path, kind):
+def test_it_comes_in(tmp_path, kind, factor):
     weights = plain()
     torch.save({"model_state_dict": weights, "step": 7}, tmp_path / "last.pt")
     said = next(each for each in diagnose(tmp_path / "last.pt").findings if each.kind == "own-code")
     assert said.sentence == "this is a checkpoint of x-transformers, which no library loads"
     assert "--set model_type=... (blockformer_decoder (causal) or blockformer_encoder)" in said.remedy
     assert "--set num_attention_heads=... (heads)" in said.remedy
-    mend(tmp_path / "last.pt", tmp_path / "out", options=Options(settings=kind))
-    assert_close(loaded(tmp_path / "out")(IDS).logits, logits_of(weights, IDS, causal=kind is DECODER), 1e-5)
+    mend(tmp_path / "last.pt", tmp_path / "out", options=Options(settings={**kind, "norm_weight": factor}))
+    wanted = logits_of(weights, IDS, causal=kind is DECODER, offset=int(factor == "zero_centered"))
+    assert_close(loaded(tmp_path / "out")(IDS).logits, wanted, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +101,18 @@ def test_it_comes_in(tmp_path, kind):
 def test_what_is_not_plain_is_named(tmp_path, more, said):
     weights = {name: each for name, each in {**plain(), **more}.items() if each is not None}
     torch.save(weights, tmp_path / "model.pt")
+    rotation = ROTATION if "attn_layers.rotary_pos_emb.inv_freq" in weights else {}
     with pytest.raises(ConversionError) as caught:
-        mend(tmp_path / "model.pt", tmp_path / "out", options=Options(settings={**DECODER, **ROTATION}))
+        mend(tmp_path / "model.pt", tmp_path / "out", options=Options(settings={**DECODER, **rotation}))
     assert said in str(caught.value)
+
+
+def test_a_tied_head_has_a_factor_that_must_be_said(tmp_path):
+    weights = plain()
+    del weights["to_logits.weight"]
+    torch.save(weights, tmp_path / "model.pt")
+    with pytest.raises(ConversionError, match=r"--set logit_scale=\.\.\. \(tie_embedding_scale"):
+        mend(tmp_path / "model.pt", tmp_path / "out", options=Options(settings=DECODER))
 
 
 @pytest.mark.parametrize(
@@ -130,9 +148,10 @@ def test_its_own_code_computes_the_same(tmp_path, kind):
     wrapped = {"use_abs_pos_emb": kind != "llama", "tie_embedding": kind == "relu"}
     theirs = library.TransformerWrapper(num_tokens=67, max_seq_len=64, attn_layers=stack, **wrapped).eval()
     for parameter in theirs.parameters():
-        parameter.normal_(std=0.3).add_(parameter.ndim == 1)
+        parameter.normal_(std=0.3)
     torch.save(theirs.state_dict(), tmp_path / "model.pt")
     said = {**(ENCODER if kind == "encoder" else DECODER), **(ROTATION if kind == "llama" else {})}
+    said |= {"logit_scale": 32**-0.5} if kind == "relu" else {}
     said["hidden_act"] = {"llama": "silu", "relu": "relu2"}.get(kind, "gelu")
     mend(tmp_path / "model.pt", tmp_path / "out", options=Options(settings=said))
     assert_close(loaded(tmp_path / "out")(IDS).logits, theirs(IDS), 1e-5)

@@ -32,7 +32,7 @@ from .layouts import Layouts, layouts_of
 from .lora import merged
 from .name_findings import example, of_error, of_fits, of_layout, of_names, wrong_shapes
 from .options import Options
-from .own_code import OwnCode
+from .own_code import CONFIG, OwnCode
 from .prefixes import unwrapped
 from .renames import asked_renames, with_renames
 from .weight_files import ADAPTER
@@ -115,7 +115,8 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
     said = f"this is a checkpoint of {code.name}, which no library loads"
     try:
         settings = code.settings(found.checkpoint, found.checkpoint.extras, found.config)
-        entries = {**_also(found.config, made := code.entries(settings, headers)), **made, **options.settings}
+        made = code.entries(settings, headers) | ({} if code.key == CONFIG else dict(options.settings))
+        entries = _also(found.config, made) | made
         found.layouts = layouts_of(entries, None, lambda name: torch.empty(0), None)
         groups = code.groups(headers, found.layouts)
         found.groups = _cast(renamed(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype)

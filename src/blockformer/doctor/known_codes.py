@@ -10,22 +10,25 @@ from .llama2_c import LLAMA2_C
 from .llama_names import TORCHTITAN, TORCHTUNE
 from .nano_gpt import NANO_GPT
 from .nanochat import NANOCHAT
-from .own_code import OwnCode
+from .own_code import CONFIG, OwnCode
 from .x_transformers import X_TRANSFORMERS
 
 OWN_CODE = (NANO_GPT, LLAMA2_C, LITGPT, TORCHTUNE, TORCHTITAN, NANOCHAT, X_TRANSFORMERS)
 
 
 def code_of(names: Collection[str], checkpoint: AnyCheckpoint) -> OwnCode | None:
-    """The training code of a checkpoint: the one whose settings lie there, of those that have such names.
+    """The training code of a checkpoint, of those that have such names.
+
+    The one whose settings lie there; else one that saves none.
 
     Args:
         names: of its tensors, without what wrappers put into them.
         checkpoint: whose they are.
     """
     fitting = [code for code in OWN_CODE if code.fits(names, checkpoint, checkpoint.extras)]
-    told = (code for code in fitting if code.has_settings(checkpoint, checkpoint.extras))
-    return next(told, fitting[0] if fitting else None)
+    told = [code for code in fitting if code.has_settings(checkpoint, checkpoint.extras)]
+    asking = [code for code in fitting if code.key == CONFIG]
+    return next(iter([*told, *asking, *fitting]), None)
 
 
 def code_named(name: str) -> OwnCode:

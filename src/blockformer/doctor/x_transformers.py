@@ -1,8 +1,8 @@
 """x-transformers' plain decoder and encoder (`TransformerWrapper`), as models of ours.
 
-Norms come first and have no bias, attention has none either; positions are learned, rotary or absent, the network is
-plain or gated. A checkpoint holds no settings: what leaves no tensor is asked for. Layers are numbered twice: attention
-has the even numbers, the network the odd ones.
+Norms come first and have no bias, and neither has attention; today's releases add one to the factor of each norm.
+Positions are learned or rotary, the network is plain or gated. A checkpoint holds no settings: what leaves no tensor is
+asked for. Layers are numbered twice: attention has the even numbers, the network the odd ones.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from blockformer.conversion.rules.operations import DeinterleaveRotary, Identity, Shape, Split
+from blockformer.conversion.rules.operations import Chain, DeinterleaveRotary, Identity, Shape, Split
 from blockformer.conversion.rules.table import Rule
 from blockformer.files.errors import ConversionError, shown
 from blockformer.model.rotary import rotary_size
@@ -28,11 +28,13 @@ ASKED = {
     "model_type": "blockformer_decoder (causal) or blockformer_encoder",
     "num_attention_heads": "heads",
     "hidden_act": "gelu, relu2 (relu_squared) or silu (swish)",
+    "norm_weight": "zero_centered for norm_add_unit_offset, today's default; plain without it",
 }
 ROTATION = {
     "rope_parameters": '\'{"rope_type": "default", "rope_theta": 10000.0}\'',
     "max_position_embeddings": "max_seq_len",
 }
+TIED = {"logit_scale": "tie_embedding_scale: one over the root of the width is today's default; 1.0 before it"}
 GATED, PLAIN, OUTER = ".1.ff.0.proj", ".1.ff.0.0", ".1.ff.2"
 NORM_EPS = {"gamma": 1e-5, "g": 1e-24}
 """Layer norms add PyTorch's epsilon; RMS norms divide by the length itself, which this one does not change."""
@@ -51,9 +53,33 @@ class Scaled:
         return list(shapes)
 
 
+@dataclass(frozen=True)
+class ByGroup:
+    """Heads of queries along `dim`: the code gives head h the key head h modulo `groups`, models here h // repeats."""
+
+    dim: int
+    groups: int
+    repeats: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self._exchanged(tensor, (self.repeats, self.groups)) for tensor in tensors]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self._exchanged(tensor, (self.groups, self.repeats)) for tensor in tensors]
+
+    def _exchanged(self, tensor: Tensor, heads: tuple[int, int]) -> Tensor:
+        apart = tensor.unflatten(self.dim, (*heads, -1))
+        return apart.transpose(self.dim, self.dim + 1).flatten(self.dim, self.dim + 2).contiguous()
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return list(shapes)
+
+    inverse_shapes = forward_shapes
+
+
 def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
     has_rotation, has_table = FREQUENCIES in tensors, POSITIONS in tensors
-    asked = ASKED | (ROTATION if has_rotation else {})
+    asked = ASKED | (ROTATION if has_rotation else {}) | (TIED if HEAD not in tensors else {})
     if absent := [name for name in asked if name not in settings]:
         options = "; ".join(f"--set {name}=... ({asked[name]})" for name in absent)
         raise ConversionError(f"x-transformers saves no settings, and no tensor shows these; say them: {options}")
@@ -95,9 +121,9 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         "mlp_bias": f"{first.removesuffix('weight')}bias" in tensors,
         "tie_word_embeddings": HEAD not in tensors,
         "dtype": dtype_of(tensors[EMBEDDINGS]),
-        **settings,
+        **{name: value for name, value in settings.items() if name not in ROTATION},
         **({"max_position_embeddings": tensors[POSITIONS].shape[0]} if has_table else {}),
-        **({"rope_parameters": rope} if has_rotation else {}),
+        **({**{name: settings[name] for name in ROTATION}, "rope_parameters": rope} if has_rotation else {}),
     }
 
 
@@ -115,15 +141,17 @@ def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
         turn = DeinterleaveRotary(config.head_dim, rotary_size(config.rope_parameters, config.head_dim))
     else:
         rules.append(Rule(POSITIONS, f"{root}embed_positions.weight", Scaled(config.hidden_size**-0.5)))
+    groups = config.num_key_value_heads
+    heads = (groups, config.num_attention_heads // groups)
     for layer in range(config.num_hidden_layers):
         attention, network, ours = f"{LAYERS}{2 * layer}", f"{LAYERS}{2 * layer + 1}", f"{root}layers.{layer}."
         rules += [
             Rule(f"{attention}.0.0.{norm}", f"{ours}self_attn_pre_norm.weight"),
             Rule(f"{network}.0.0.{norm}", f"{ours}mlp_pre_norm.weight"),
-            Rule(f"{attention}.1.to_q.weight", f"{ours}self_attn.q_proj.weight", turn),
+            Rule(f"{attention}.1.to_q.weight", f"{ours}self_attn.q_proj.weight", Chain(ByGroup(0, *heads), turn)),
             Rule(f"{attention}.1.to_k.weight", f"{ours}self_attn.k_proj.weight", turn),
             Rule(f"{attention}.1.to_v.weight", f"{ours}self_attn.v_proj.weight"),
-            Rule(f"{attention}.1.to_out.weight", f"{ours}self_attn.o_proj.weight"),
+            Rule(f"{attention}.1.to_out.weight", f"{ours}self_attn.o_proj.weight", ByGroup(1, *heads)),
         ]
         for kind in ("weight", "bias"):
             rules.append(Rule(f"{network}{OUTER}.{kind}", f"{ours}mlp.down_proj.{kind}"))
