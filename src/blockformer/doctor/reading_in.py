@@ -15,6 +15,9 @@ from .diagnosing import examined
 from .mending import mend
 from .options import Options
 
+OF_OTHER_SOURCES = ("to_official", "family", "config", "dequantize", "revision", "subfolder", "variant")
+"""Options of `convert` that training code's checkpoints have nothing for."""
+
 
 def convert_own_code(src: str | PathLike[str], dst: str | PathLike[str], **options: Any) -> ConversionReport | None:
     """Convert a checkpoint of training code into a self-contained repo.
@@ -33,8 +36,9 @@ def convert_own_code(src: str | PathLike[str], dst: str | PathLike[str], **optio
         ConversionError: see `mend` and `convert`.
     """
     path = Path(src)
-    if options.get("family") or options.get("config") or options.get("to_official") or not _may_be(path):
+    if any(options.get(name) for name in OF_OTHER_SOURCES) or not _may_be(path):
         return None
+    dtype = options.pop("dtype", None)
     try:
         with examined(path, None, Options()) as (found, _):
             if found.code is None:
@@ -46,7 +50,7 @@ def convert_own_code(src: str | PathLike[str], dst: str | PathLike[str], **optio
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".own-code-", dir=parent) as folder:
         between = Path(folder) / (path.parent.name if path.suffix and path.is_file() else path.name or "checkpoint")
-        mend(path, between, progress=options.get("progress"))
+        mend(path, between, options=Options(dtype=dtype), progress=options.get("progress"))
         entries = read_config(between / "config.json")
         if is_ours(entries):
             shared = ("max_shard_size", "force", "strict_finite", "progress")
