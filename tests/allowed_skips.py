@@ -45,6 +45,7 @@ _EXTRAS = {
     "peers": r"(gguf|llama_cpp) is not installed",
     "sign": r"could not import 'model_signing'",
     "trained": r"could not find the package '\w+', which carries a trained checkpoint",
+    "own-code": r"could not import '(litgpt\.model|torchtune|x_transformers)'",
     "trl": r"could not import 'trl'",
     "deepspeed": r"DeepSpeed itself is not installed",
 }

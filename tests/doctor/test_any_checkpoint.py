@@ -195,7 +195,6 @@ def test_an_index_and_its_files(tmp_path):
         (["global_step9/mp_rank_00_model_states.pt", "latest"], "zero", "python -m deepspeed.utils.zero_to_fp32"),
         (["model.gguf"], "gguf", "this is a GGUF file for llama.cpp"),
         (["consolidated.00.pth"], "consolidated", "in the layout of their maker's own code"),
-        (["lit_model.pth"], "litgpt", "litgpt convert_from_litgpt"),
         (["tf_model.h5"], "tensorflow", "these are weights for TensorFlow"),
         (["iter_0000100/mp_rank_00/model_optim_rng.pt"], "megatron", "a checkpoint of Megatron-LM"),
         (["optimizer.pt", "trainer_state.json"], "no-weights", "there are no weights among 3 files"),

@@ -3,6 +3,7 @@
 Their arguments are checked before anything that takes seconds is imported.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,10 @@ QUIET_SECONDS = 5
 NOT_VERIFIED = 3
 """Exit status where a conversion was written and nothing could be compared."""
 LAYOUTS = ("blockformer", "official")
+CODES = ("litgpt", "torchtune", "torchtitan", "nanochat")
+"""Training code that models are written for."""
+FROM_WHERE = ("revision", "subfolder", "local_files_only")
+"""Options of a source on the Hub."""
 
 
 @contextmanager
@@ -65,10 +70,13 @@ def run_convert(
     src: str, dst: str, to: str, shape: dict[str, Any], verify: str | None, no_verify: bool, **options: Any
 ) -> None:
     """Convert and report; with a new shape if there is one."""
-    if to not in LAYOUTS:
-        raise ConversionError(f"--to must be one of {', '.join(LAYOUTS)}, not '{to}'")
+    if to not in (*LAYOUTS, *CODES):
+        raise ConversionError(f"--to must be one of {', '.join((*LAYOUTS, *CODES))}, not '{to}'")
     if no_verify and verify not in (None, "none"):
         raise ConversionError(f"--no-verify and --verify {verify} contradict each other; give one of them")
+    if to in CODES:
+        _run_for_code(src, dst, to, {**shape, "verify": verify, "no_verify": no_verify or None, **options})
+        return
     options["verify"] = "none" if no_verify else verify or "auto"
     options["to_official"] = to == "official"
     if shape and options["into"] is not None:
@@ -88,13 +96,41 @@ def run_convert(
     from blockformer.conversion import convert
 
     with progress_bar() as report_progress:
-        report = convert(src, dst, progress=report_progress, **options)
+        report = _of_own_code(src, dst, progress=report_progress, **options)
+        if report is None:
+            report = convert(src, dst, progress=report_progress, **options)
     layout = f"the official {report.family} layout" if report.to_official else "a self-contained repo"
     _show(report, f"{report.source} -> {report.target}: {layout}")
     if report.parity is None:
         print("not compared with the source (--no-verify)")
     if report.not_verified:
         raise SystemExit(NOT_VERIFIED)
+
+
+def _of_own_code(src: str, dst: str, **options: Any) -> "ConversionReport | None":
+    """The report of a conversion, where the source is a file or folder that may be of training code."""
+    if not os.path.exists(src):
+        return None
+    from blockformer.doctor.reading_in import convert_own_code
+
+    return convert_own_code(src, dst, **options)
+
+
+def _run_for_code(src: str, dst: str, code: str, given: dict[str, Any]) -> None:
+    """Write a model for training code and report."""
+    force, reading = given.pop("force"), {name: given.pop(name, None) for name in FROM_WHERE}
+    idle = {"max_shard_size": "5GB", "strict_finite": False}
+    if left := [name for name, value in given.items() if value not in (None, idle.get(name))]:
+        flag = FLAGS.get(left[0], f"--{left[0].replace('_', '-')}")
+        raise ConversionError(f"{flag} cannot be combined with --to {code}; convert in two steps")
+    from blockformer.doctor import write_for
+
+    reading = {name: value for name, value in reading.items() if value}
+    with progress_bar() as report_progress:
+        said = write_for(src, dst, code, force=force, progress=report_progress, **reading)
+    print(printable(f"{src} -> {dst}: a checkpoint for {code}"))
+    for line in said:
+        print(printable(line))
 
 
 def _run_for_search(src: str, dst: str, given: dict[str, Any], options: dict[str, Any]) -> None:

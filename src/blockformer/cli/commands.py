@@ -104,14 +104,20 @@ def convert(
         str,
         typer.Argument(
             metavar="SRC",
-            help="A folder, a Hub id, or a weight file of an article's code (see --family).",
+            help="A folder, a Hub id, a checkpoint of training code (docs/doctor.md), or a weight file of an article's "
+            "code (see --family).",
             show_default=False,
         ),
     ],
     dst: Target,
-    to: Annotated[str, typer.Option(metavar="LAYOUT", help="'blockformer', or 'official' for the way back.")] = (
-        "blockformer"
-    ),
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="LAYOUT",
+            help="'blockformer', 'official' for the way back, or training code: 'litgpt', 'torchtune', 'torchtitan', "
+            "'nanochat'.",
+        ),
+    ] = "blockformer",
     family: Annotated[
         str | None,
         typer.Option(

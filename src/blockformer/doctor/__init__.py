@@ -4,5 +4,6 @@ from .diagnosing import diagnose
 from .finding import Diagnosis, Finding
 from .mending import mend
 from .options import Options
+from .writing_out import write_for
 
-__all__ = ["Diagnosis", "Finding", "Options", "diagnose", "mend"]
+__all__ = ["Diagnosis", "Finding", "Options", "diagnose", "mend", "write_for"]

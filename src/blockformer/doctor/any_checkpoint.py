@@ -174,7 +174,7 @@ class Changed(Checkpoint):
     def __init__(self, source: AnyCheckpoint, groups: Sequence[Group], config: Mapping[str, Any]):
         self.source, self.config = source, dict(config)
         self.folder, self.weights, self.around = source.folder, source.weights, None
-        self._config_file, self.wrapper = None, None
+        self._config_file, self.wrapper, self._identities = None, None, {}
         self.groups = {target.name: group for group in groups for target in group.targets}
         targets = [target for group in groups for target in group.targets]
         self.tensors = {each.name: _header(each, source.folder) for each in targets}

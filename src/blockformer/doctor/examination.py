@@ -23,21 +23,24 @@ from blockformer.files.errors import ConversionError, MisfitError, shown
 from blockformer.files.quantized import FIELDS, check_plain
 from blockformer.files.quiet import quiet
 from blockformer.files.safetensors_io import TensorInfo
+from blockformer.publishing.repo_code import full_auto_map
 
 from .any_checkpoint import AnyCheckpoint, Changed
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .fused import renamed, split_joined
 from .kin import all_known_beginnings, kin
+from .known_codes import OWN_CODE, code_of
 from .layouts import Layouts, layouts_of
-from .llama2_c import LLAMA2_C
 from .lora import merged
 from .name_findings import example, of_error, of_fits, of_layout, of_names, wrong_shapes
-from .nano_gpt import NANO_GPT
 from .options import Options
+from .own_code import CONFIG, OwnCode
 from .prefixes import unwrapped
 from .renames import asked_renames, with_renames
 from .weight_files import ADAPTER
 
+SAID_NOWHERE = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "initializer_range")
+"""Entries that the settings of training code lack."""
 TRIES = 4
 """Changes of `config.json` that are made one after the other."""
 
@@ -54,6 +57,7 @@ class Examination:
         plan: of its conversion as it would be written; None where it does not convert.
         findings, changes: see `Diagnosis`.
         is_whole: whether what would be written is a whole checkpoint.
+        code: the training code whose checkpoint it is.
     """
 
     checkpoint: AnyCheckpoint
@@ -64,6 +68,7 @@ class Examination:
     findings: list[Finding] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     is_whole: bool = False
+    code: OwnCode | None = None
 
     @property
     def written(self) -> Changed:
@@ -83,7 +88,7 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     _note_what_is_asked(found, options)
     if not names or checkpoint.kind == ADAPTER:
         return found
-    if not found.config.get("model_type") and _is_of_own_code(found, names, options):
+    if _is_of_own_code(found, names, options):
         return found
     _drop_stale_quantization(found)
     if not _has_family(found, names, options):
@@ -101,34 +106,59 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     return found
 
 
-OWN_CODE = (NANO_GPT, LLAMA2_C)
-"""Training code whose checkpoints are known."""
-
-
 def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Options) -> bool:
     """Whether these are the tensors of known training code; then the groups lead to its family's model."""
     plain = unwrapped([*names], {name for each in OWN_CODE for name in each.shows})
     headers = {name: found.checkpoint.tensors[names[own]] for name, own in plain.names.items()}
-    code = next((each for each in OWN_CODE if {*each.shows} <= {*headers}), None)
+    code = code_of(headers, found.checkpoint)
     if code is None:
         return False
+    found.code = code
     said = f"this is a checkpoint of {code.name}, which no library loads"
-    fix = f"--mend writes it as {code.as_}, which computes the same"
     try:
-        entries = code.entries(code.settings(found.checkpoint.extras), headers) | dict(options.settings)
+        settings = code.settings(found.checkpoint, found.checkpoint.extras, found.config)
+        made = code.entries(settings, headers) | ({} if code.key == CONFIG else dict(options.settings))
+        entries = _also(found.config, made) | made
         found.layouts = layouts_of(entries, None, lambda name: torch.empty(0), None)
-        groups = code.groups(headers, entries, found.layouts.released)
+        groups = code.groups(headers, found.layouts)
         found.groups = _cast(renamed(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype)
         found.config = entries | ({} if options.dtype is None else {"dtype": options.dtype})
-        with quiet():
-            found.plan = plan_official(found.written, None, None)
+        _plan_of_own_code(found)
     except ConversionError as error:
         found.findings.append(Finding("own-code", ERROR, said, str(error)))
         return True
     found.is_whole = True
+    kind = entries["architectures"][0]
+    fix = f"--mend writes it as {kind}, which computes the same"
     found.findings += [*plain.findings, Finding("own-code", WARNING, said, fix, True)]
-    found.changes += [*plain.changes, f"written as {code.as_}, with a config.json made of its {code.key}"]
+    found.changes += [*plain.changes, f"written as {kind}, with a config.json made of its {code.key}"]
     return True
+
+
+def _plan_of_own_code(found: Examination) -> None:
+    """Check that the groups make the whole model.
+
+    Raises:
+        ConversionError: they do not.
+    """
+    layouts = found.layouts
+    if layouts is None or layouts.family is not None:
+        with quiet():
+            found.plan = plan_official(found.written, None, None)
+        return
+    made = {target.name for group in found.groups for target in group.targets}
+    missing = {name: shape for name, shape in layouts.released.items() if name not in made | layouts.optional}
+    wrong = [*of_names({}, missing), *wrong_shapes(found.groups, layouts.released)]
+    if wrong:
+        raise ConversionError("; ".join(each.sentence for each in wrong))
+    found.config["auto_map"] = full_auto_map(layouts.config)
+
+
+def _also(config: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """What the `config.json` next to such weights says of the same model, and settings of training code do not."""
+    if config.get("model_type") != entries["model_type"]:
+        return {}
+    return {name: config[name] for name in SAID_NOWHERE if name in config}
 
 
 def _note_what_is_asked(found: Examination, options: Options) -> None:

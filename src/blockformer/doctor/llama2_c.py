@@ -5,7 +5,7 @@ together. Its length must be exactly what the seven integers say.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import torch
 from blockformer.conversion.rules.operations import DeinterleaveRotary
 from blockformer.conversion.rules.table import Rule
 from blockformer.files.regular import open_regular
-from blockformer.files.safetensors_io import MAX_TENSORS, HasHeader, TensorInfo
+from blockformer.files.safetensors_io import MAX_TENSORS, TensorInfo
 
-from .own_code import OwnCode, Settings
+from .own_code import Model, OwnCode, Settings, Tensors, dtype_of
 
 HEADER = struct.Struct("<7i")
 FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
@@ -79,7 +79,7 @@ def _order(settings: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
         yield HEAD, (settings["vocab_size"], width)
 
 
-def _entries(settings: Settings, tensors: Mapping[str, HasHeader]) -> dict[str, Any]:
+def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -96,12 +96,12 @@ def _entries(settings: Settings, tensors: Mapping[str, HasHeader]) -> dict[str, 
         "tie_word_embeddings": settings.get("shared", True) is True,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "dtype": str(tensors[EMBEDDINGS].dtype).removeprefix("torch."),
+        "dtype": dtype_of(tensors[EMBEDDINGS]),
     }
 
 
-def _rules(config: Mapping[str, Any]) -> Sequence[Rule]:
-    size = config["hidden_size"] // config["num_attention_heads"]
+def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
+    size = model.config.head_dim
     ours = "model.layers.{layer}."
     return [
         Rule(EMBEDDINGS, "model.embed_tokens.weight"),
@@ -117,7 +117,6 @@ def _rules(config: Mapping[str, Any]) -> Sequence[Rule]:
 
 LLAMA2_C = OwnCode(
     name="llama2.c",
-    as_="LlamaForCausalLM",
     shows=(EMBEDDINGS, "layers.0.attention.wq.weight", "layers.0.feed_forward.w1.weight", "layers.0.ffn_norm.weight"),
     key="model_args",
     needs=("dim", "n_layers", "n_heads", "max_seq_len"),

@@ -66,10 +66,7 @@ def mend(
     repo = RepoOptions(max_shard_size, force, progress=progress or silent)
     with examined(source, against, options or Options(), **reading) as (found, other):
         diagnosis = diagnosis_of(source, found, other, against, True, repo.progress)
-        if not diagnosis.is_mendable:
-            open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
-            lines = [f"{each.sentence}; {each.remedy}" if each.remedy else each.sentence for each in open_]
-            raise ConversionError(f"{source}: not mended; this must be settled first:{listed(lines)}")
+        check_mendable(diagnosis, "mended")
         places = [each.file or each.folder for each in (found.checkpoint, other) if each is not None]
         weights = CheckpointWeights(found.checkpoint, found.groups, _stored_ties(found), places)
         report = RepoReport(os.fspath(source), Path(target))
@@ -78,7 +75,7 @@ def mend(
             (folder / "config.json").write_text(json_text(found.config), encoding="utf-8")
             if is_ours(found.config) and found.layouts is not None:
                 copy_code(folder, found.layouts.config)
-            diagnosis.changes += _copy_side_files(found, folder)
+            diagnosis.changes += copy_side_files(found, folder)
             _verify(found, folder, repo.progress)
 
         write_repo(weights, target, repo, fill, report)
@@ -93,16 +90,33 @@ def _stored_ties(found: Examination) -> list[tuple[str, str]]:
     return [] if layouts is None else [pair for pair in layouts.tied.items() if {*pair} <= names]
 
 
-def _copy_side_files(found: Examination, folder: Path) -> list[str]:
+def check_mendable(diagnosis: Diagnosis, done: str) -> None:
+    """Refuse a checkpoint of which no whole one can be made.
+
+    Args:
+        diagnosis: of it.
+        done: what is not done: "mended".
+
+    Raises:
+        ConversionError: lists what must be settled first.
+    """
+    if not diagnosis.is_mendable:
+        open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
+        lines = [f"{each.sentence}; {each.remedy}" if each.remedy else each.sentence for each in open_]
+        raise ConversionError(f"{diagnosis.source}: not {done}; this must be settled first:{listed(lines)}")
+
+
+def copy_side_files(found: Examination, folder: Path) -> list[str]:
     """Copy tokenizer, generation settings, licence and notes as they are. Returns what is said of them."""
     checkpoint = found.checkpoint
+    settings = None if found.code is None else found.code.settings_file(checkpoint)
     copied, left = [], []
     folders = [checkpoint.base.folder] if isinstance(checkpoint, WithAdapter) else []
     files = {path.name: path for folder in (*folders, checkpoint.folder) for path in folder.iterdir()}
     for name, path in sorted(files.items()):
-        if not path.is_file() or name in NOT_COPIED or name.startswith("."):
+        if not path.is_file() or name in NOT_COPIED or name.startswith(".") or path == settings:
             continue
-        if is_side_file(name, path.stat().st_size):
+        if is_side_file(name, path.stat().st_size) and not (folder / name).exists():
             copy_file(checkpoint, name, folder / name)
             copied.append(name)
         elif name.endswith(CODE_FILES):

@@ -1,20 +1,19 @@
 """nanoGPT's `ckpt.pt`: GPT-2 with linear layers that are not transposed, an exact GELU, and perhaps no biases."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from blockformer.conversion.rules.operations import Transpose
 from blockformer.conversion.rules.table import Rule
-from blockformer.files.safetensors_io import HasHeader
 
-from .own_code import OwnCode, Settings
+from .own_code import Model, OwnCode, Settings, Tensors, dtype_of
 
 LAYER = "transformer.h.{layer}."
 MATRICES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 NORMS = ("ln_1", "ln_2")
 
 
-def _entries(settings: Settings, tensors: Mapping[str, HasHeader]) -> dict[str, Any]:
+def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -29,11 +28,11 @@ def _entries(settings: Settings, tensors: Mapping[str, HasHeader]) -> dict[str, 
         # The code knows no special tokens: GPT-2's, where its tokenizer is used.
         **dict.fromkeys(("bos_token_id", "eos_token_id"), 50256 if settings["vocab_size"] > 50256 else None),
         **{name: float(settings.get("dropout") or 0.0) for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")},
-        "dtype": str(tensors["transformer.wte.weight"].dtype).removeprefix("torch."),
+        "dtype": dtype_of(tensors["transformer.wte.weight"]),
     }
 
 
-def _rules(config: Mapping[str, Any]) -> Sequence[Rule]:
+def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
     same = ["transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"]
     same += [f"{name}.{kind}" for name in ("transformer.ln_f", *(LAYER + each for each in NORMS)) for kind in KINDS]
     same += [f"{LAYER}{name}.bias" for name in MATRICES]
@@ -44,7 +43,6 @@ def _rules(config: Mapping[str, Any]) -> Sequence[Rule]:
 KINDS = ("weight", "bias")
 NANO_GPT = OwnCode(
     name="nanoGPT",
-    as_="GPT2LMHeadModel",
     shows=("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.attn.c_attn.weight", "lm_head.weight"),
     key="model_args",
     needs=("n_layer", "n_head", "n_embd", "block_size", "vocab_size"),

@@ -81,7 +81,8 @@ def _in_folder(folder: Path) -> Weights:
             return Weights(RANKS, ranks, [_joined_note(RANKS)])
     except CheckpointError as error:
         return Weights(RANKS, [], [Finding("file", ERROR, str(error))])
-    if other := container_of(names, folder):
+    other = container_of(names, folder)
+    if other is not None and not other[0].is_pickled:
         return Weights("no weights that libraries read", [], [Finding(other[0].name, ERROR, *other[1:])])
     return _unusual(folder, names)
 

@@ -28,12 +28,14 @@ class Container:
         starts: how the names of its files or folders begin.
         what: it is, in words.
         remedy: what to do; `{name}` and `{folder}` are filled in.
+        is_pickled: whether doctor reads them as any pickled file.
     """
 
     name: str
     starts: tuple[str, ...]
     what: str
     remedy: str
+    is_pickled: bool = False
 
     def shown_by(self, names: Iterable[str]) -> str | None:
         """The first of these names that shows it, or None."""
@@ -64,7 +66,11 @@ CONTAINERS = (
         "convert it with the tool of its framework (Megatron-Bridge, NeMo) to a Hugging Face folder",
     ),
     Container(
-        "litgpt", ("lit_model.pth",), "this is a checkpoint of LitGPT", "litgpt convert_from_litgpt {folder} NEW"
+        "litgpt",
+        ("lit_model.pth",),
+        "this is a checkpoint of LitGPT",
+        "blockformer doctor {folder} --mend NEW writes it as the official class that computes the same",
+        is_pickled=True,
     ),
     Container(
         "consolidated",

@@ -1,0 +1,178 @@
+"""torchtune's and torchtitan's checkpoints of Llama, Mistral, Qwen2 and Qwen3, which keep no settings.
+
+What the shapes do not say is in the `config.json` of the official model, which torchtune copies next to its weights,
+or is said by the user. Both write Llama's queries and keys with the rotated pairs of each head side by side.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from blockformer.conversion.rules.operations import DeinterleaveRotary, Identity
+from blockformer.conversion.rules.table import Rule
+from blockformer.files.errors import ConversionError
+
+from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
+
+EMBEDDINGS, LAYER, OURS = "tok_embeddings.weight", "layers.{layer}.", "model.layers.{layer}."
+PAIRED = ("llama", "mistral")
+"""Families whose rotated pairs lie side by side in these layouts."""
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+ASKED = {
+    "num_attention_heads": "32",
+    "rope_parameters": '\'{"rope_type": "default", "rope_theta": 500000.0}\'',
+    "rms_norm_eps": "1e-5",
+    "max_position_embeddings": "8192",
+}
+"""Entries that no shape shows -> an example of each."""
+Names = Mapping[str, str]
+TUNE = {
+    "attn.q_proj": "self_attn.q_proj",
+    "attn.k_proj": "self_attn.k_proj",
+    "attn.v_proj": "self_attn.v_proj",
+    "attn.output_proj": "self_attn.o_proj",
+    "attn.q_norm": "self_attn.q_norm",
+    "attn.k_norm": "self_attn.k_norm",
+    "mlp.w1": "mlp.gate_proj",
+    "mlp.w2": "mlp.down_proj",
+    "mlp.w3": "mlp.up_proj",
+    "sa_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+TITAN = {
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+INNER = "attention.qkv_linear.w"
+"""How later releases of torchtitan call `attention.w` of queries, keys and values in Qwen3."""
+NORM_PARTS = ("norm", "layernorm")
+
+
+def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, Tensors], dict[str, Any]]:
+    """What makes the `config.json`: what the shapes show, and what the user or the file beside says."""
+    theirs = {official: own for own, official in modules.items()}
+
+    def entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
+        names = _todays(tensors)
+        if any(f"{INNER}qkv." in each for each in tensors):
+            refuse(name, ["queries, keys and values are one matrix (wqkv); save with them apart"])
+
+        def rows(official: str) -> int:
+            header = tensors.get(names.get(f"layers.0.{theirs[official]}.weight", ""))
+            if header is None:
+                raise ConversionError(f"'layers.0.{theirs[official]}.weight' is missing; save the whole model again")
+            return header.shape[0]
+
+        has_norms = f"layers.0.{theirs['self_attn.q_norm']}.{norm}" in names
+        has_biases = f"layers.0.{theirs['self_attn.q_proj']}.bias" in names
+        family = "qwen3" if has_norms else "qwen2" if has_biases else "llama"
+        kind = settings.get("model_type", family)
+        if kind != family and (family, kind) != ("llama", "mistral"):
+            refuse(name, [f"config.json has model_type {said(kind)}, and the tensors are those of {family}"])
+        _ask(settings, name)
+        heads = settings["num_attention_heads"]
+        size = rows("self_attn.q_proj") // heads
+        numbers = {int(each.split(".")[1]) for each in names if each.startswith("layers.")}
+        return {
+            "model_type": kind,
+            "architectures": [ARCHITECTURES[kind]],
+            "vocab_size": tensors[EMBEDDINGS].shape[0],
+            "hidden_size": tensors[EMBEDDINGS].shape[1],
+            "intermediate_size": rows("mlp.gate_proj"),
+            "num_hidden_layers": len(numbers),
+            "num_key_value_heads": rows("self_attn.k_proj") // max(size, 1),
+            **({} if kind == "qwen2" else {"head_dim": size}),
+            "hidden_act": "silu",
+            "tie_word_embeddings": not {"output.weight", "lm_head.weight"} & {*tensors},
+            "dtype": dtype_of(tensors[EMBEDDINGS]),
+            **settings,
+        }
+
+    return entries
+
+
+def _ask(settings: Settings, name: str) -> None:
+    """Refuse settings without what no shape shows; an official `config.json` has it, or means its class's default."""
+    wanted = [*ASKED][:1] if settings.get("architectures") else [*ASKED]
+    absent = [each for each in wanted if each not in settings]
+    if absent:
+        options = " ".join(f"--set {each}={ASKED[each]}" for each in absent)
+        raise ConversionError(
+            f"{name} saves no settings, and shapes do not show {', '.join(absent)}: put the config.json of the model "
+            f"that it was made of there, name that model with --against, or say them, such as {options}"
+        )
+    heads = settings["num_attention_heads"]
+    if type(heads) is not int or heads < 1:
+        raise ConversionError(f"num_attention_heads must be a positive integer, not {said(heads)}")
+
+
+def _todays(names: Collection[str]) -> dict[str, str]:
+    """Today's name -> the name in the file."""
+    return {name.replace(INNER, "attention.w"): name for name in names}
+
+
+def _rules_with(modules: Names, norm: str) -> Callable[[Model, Collection[str]], Sequence[Rule]]:
+    """What makes the rules; `norm` is how the weight of a norm is called."""
+
+    def rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
+        size = model.config.head_dim
+        is_inner = any(INNER in name for name in names)
+        head = "lm_head.weight" if "lm_head.weight" in names else "output.weight"
+        found = [
+            Rule(EMBEDDINGS, "model.embed_tokens.weight"),
+            Rule(f"norm.{norm}", "model.norm.weight"),
+            Rule(head, "lm_head.weight"),
+        ]
+        for own, official in modules.items():
+            is_turned = model.family in PAIRED and official in ("self_attn.q_proj", "self_attn.k_proj")
+            op = DeinterleaveRotary(size, size) if is_turned else Identity()
+            kind = norm if official.endswith(NORM_PARTS) else "weight"
+            if is_inner and own in ("attention.wq", "attention.wk", "attention.wv"):
+                own = own.replace("attention.w", INNER)
+            found.append(Rule(f"{LAYER}{own}.{kind}", f"{OURS}{official}.weight", op))
+            if model.family == "qwen2" and official.endswith(("q_proj", "k_proj", "v_proj")):
+                found.append(Rule(f"{LAYER}{own}.bias", f"{OURS}{official}.bias"))
+        return found
+
+    return rules
+
+
+def _nothing(model: Model) -> dict[str, Any]:
+    """The settings are in `config.json`."""
+    return {}
+
+
+TORCHTUNE = OwnCode(
+    name="torchtune",
+    shows=(EMBEDDINGS, "layers.0.attn.output_proj.weight", "layers.0.mlp.w1.weight", "layers.0.sa_norm.scale"),
+    key=CONFIG,
+    entries=_entries_with(TUNE, "scale", "torchtune"),
+    rules=_rules_with(TUNE, "scale"),
+    families=("llama", "mistral", "qwen2", "qwen3"),
+    back=_nothing,
+    file="torchtune_model.pt",
+)
+TORCHTITAN = OwnCode(
+    name="torchtitan",
+    shows=(EMBEDDINGS, "layers.0.attention.wo.weight", "layers.0.feed_forward.w1.weight", "layers.0.ffn_norm.weight"),
+    key=CONFIG,
+    entries=_entries_with(TITAN, "weight", "torchtitan"),
+    rules=_rules_with(TITAN, "weight"),
+    families=("llama", "qwen3"),
+    back=_nothing,
+    file="checkpoint",
+    ignored=("freqs_cis", "rope_cache", "rope.cache"),
+)
