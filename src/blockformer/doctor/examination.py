@@ -29,7 +29,9 @@ from .kin import all_known_beginnings, kin
 from .layouts import Layouts, layouts_of
 from .llama2_c import LLAMA2_C
 from .lora import merged
+from .mapped import mapped
 from .name_findings import example, of_error, of_fits, of_layout, of_names, wrong_shapes
+from .name_map import read_map
 from .nano_gpt import NANO_GPT
 from .options import Options
 from .prefixes import unwrapped
@@ -81,6 +83,9 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     _note_what_is_asked(found, options)
     if not names or checkpoint.kind == ADAPTER:
         return found
+    if options.names is not None:
+        _map(found, names, options)
+        return found
     if not found.config.get("model_type") and _is_of_own_code(found, names, options):
         return found
     _drop_stale_quantization(found)
@@ -127,6 +132,20 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
     found.findings += [*plain.findings, Finding("own-code", WARNING, said, fix, True)]
     found.changes += [*plain.changes, f"written as {code.as_}, with a config.json made of its {code.key}"]
     return True
+
+
+def _map(found: Examination, names: Mapping[str, str], options: Options) -> None:
+    """Fill in the model that a file of names makes of the tensors."""
+    tensors = found.checkpoint.tensors
+    settings = {**options.settings, **({} if options.dtype is None else {"dtype": options.dtype})}
+    made = mapped(read_map(options.names or ""), tensors, names, found.checkpoint.config, settings, options.family)
+    found.config, found.layouts, found.groups = made.config, made.layouts, _cast(made.groups, options.dtype)
+    if made.layouts.family is not None:
+        with quiet():
+            found.plan = plan_official(found.written, options.family, None)
+    found.is_whole = True
+    found.findings += made.findings
+    found.changes += made.changes
 
 
 def _note_what_is_asked(found: Examination, options: Options) -> None:

@@ -23,6 +23,7 @@ from blockformer.publishing import copy_code
 from blockformer.publishing.write_repo import RepoReport, write_repo
 
 from .adapters import WithAdapter
+from .checking import compared_logits
 from .diagnosing import diagnosis_of, examined
 from .examination import Examination
 from .finding import ERROR, Diagnosis
@@ -63,7 +64,8 @@ def mend(
             is written then.
     """
     repo = RepoOptions(max_shard_size, force, progress=progress or silent)
-    with examined(source, against, options or Options(), **reading) as (found, other):
+    choices = options or Options()
+    with examined(source, against, choices, **reading) as (found, other):
         diagnosis = diagnosis_of(source, found, other, against, True, repo.progress)
         if not diagnosis.is_mendable:
             open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
@@ -79,6 +81,8 @@ def mend(
                 copy_code(folder, found.layouts.config)
             diagnosis.changes += _copy_side_files(found, folder)
             _verify(found, folder, repo.progress)
+            if choices.check is not None:
+                diagnosis.changes.append(compared_logits(folder, choices.check))
 
         write_repo(weights, target, repo, fill, report)
     diagnosis.changes += [f"{report.tensors} tensors written, read again and compared", *report.notes]

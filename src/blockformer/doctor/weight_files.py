@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from blockformer.files.containers import ADAPTERS as ADAPTER_FILES
@@ -14,10 +15,12 @@ from blockformer.files.names import PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHTS, wei
 from .distributed import METADATA
 from .finding import ERROR, NOTE, WARNING, Finding
 from .rank_files import rank_files
+from .zero import zero_files, zero_folder
 
 ADAPTER = "a LoRA adapter"
 DISTRIBUTED = "a distributed checkpoint (DCP)"
 RANKS = "FSDP shards"
+ZERO = "the parts of DeepSpeed ZeRO"
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 NOT_WEIGHTS = re.compile(
     r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state|colbert_linear|sparse_linear)"
@@ -81,6 +84,11 @@ def _in_folder(folder: Path) -> Weights:
             return Weights(RANKS, ranks, [_joined_note(RANKS)])
     except CheckpointError as error:
         return Weights(RANKS, [], [Finding("file", ERROR, str(error))])
+    try:
+        if place := zero_folder(folder):
+            return Weights(ZERO, [*chain(*zero_files(place))], [_joined_note(ZERO)])
+    except CheckpointError as error:
+        return Weights(ZERO, [], [Finding("zero", ERROR, str(error))])
     if other := container_of(names, folder):
         return Weights("no weights that libraries read", [], [Finding(other[0].name, ERROR, *other[1:])])
     return _unusual(folder, names)

@@ -18,6 +18,11 @@ OTHER_STATE = re.compile(r"(optim|optimizer|extra|rng|random|scheduler|grad_scal
 OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
 JOIN = "blockformer doctor {folder} --mend NEW writes a plain checkpoint of it"
 
+ZERO_REMEDY = (
+    "join them with DeepSpeed's own program: python -m deepspeed.utils.zero_to_fp32 {folder} NEW --safe_serialization "
+    "(the folder has it as zero_to_fp32.py too, which is code of that folder)"
+)
+
 
 @dataclass(frozen=True)
 class Container:
@@ -47,8 +52,7 @@ CONTAINERS = (
         "zero",
         ("global_step", "zero_pp_rank", "bf16_zero_pp_rank"),
         "these are the parts that DeepSpeed ZeRO saves",
-        "join them with DeepSpeed's own program: python -m deepspeed.utils.zero_to_fp32 {folder} NEW "
-        "--safe_serialization (the folder has it as zero_to_fp32.py too, which is code of that folder)",
+        JOIN,
     ),
     Container(
         "fsdp",
