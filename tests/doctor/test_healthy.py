@@ -1,8 +1,10 @@
-"""No false alarms: what transformers has just saved is healthy, of every family, in every usual way of saving."""
+"""No false alarms: what transformers has just saved is healthy, of every family, in every usual way of saving.
+
+`make test` takes ten families, `make exhaustive` all.
+"""
 
 import pytest
 import torch
-from pairs import assert_close  # noqa: F401
 
 from blockformer.conversion.families import index
 from blockformer.conversion.families.registry import FAMILIES
@@ -18,8 +20,13 @@ USUAL = {
     "encoder": (test_encoder_families.ROWS, test_encoder_families.SIZES),
     "encoder_decoder": (test_encoder_decoder_families.ROWS, test_encoder_decoder_families.LIKE_BART),
 }
-WAYS = ("plain", "bfloat16", "float16", "shards", "pickled")
-USUALLY = ("llama", "gpt2", "bert", "t5", "bart", "mixtral", "deberta-v2", "qwen3_5_text", "deepseek_v3", "opt")
+WAYS = ("plain", "bfloat16", "float16", "shards")
+USUALLY = ("llama", "gpt2", "bert", "t5", "bart", "mixtral", "hy_v3", "flint", "pegasus", "marian-decoder")
+CASES = [
+    pytest.param(name, way, marks=[] if name in USUALLY and way in ("plain", "float16") else pytest.mark.exhaustive)
+    for name in FAMILIES
+    for way in WAYS
+]
 
 
 def small_model(name):
@@ -35,31 +42,29 @@ def small_model(name):
         row, sizes = (
             (Row(name), USUAL["decoder"][1]) if model_type == name else (Row(name), USUAL["encoder_decoder"][1])
         )
-    more = {"is_decoder": True} if head.is_decoder else {}
+    more = {"is_decoder": True} if name in index.MODEL_TYPES else {}
     return trained(model_of(row._replace(family=name), sizes, head, **more))
 
 
 @torch.no_grad()
 def trained(model):
-    """The model, some rows of whose matrices are larger than others."""
-    for parameter in model.parameters():
-        if parameter.dim() >= 2:
+    """The model, some rows of whose matrices are larger than others, except of tables that are computed."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2 and not name.endswith("embed_positions.weight"):
             parameter.mul_(torch.linspace(0.5, 1.5, parameter.shape[-2])[:, None])
     return model
 
 
 def saved(model, folder, way):
-    """Save a model in one of the ways that libraries do."""
+    """Save a model in one of `WAYS`; in 16 bits as a class is that was loaded so, some of whose weights stay wide."""
     model.save_pretrained(folder / "plain", max_shard_size="20KB" if way == "shards" else "5GB")
-    if way in ("bfloat16", "float16"):
-        again = type(model).from_pretrained(folder / "plain", dtype=getattr(torch, way))
-        again.save_pretrained(folder / way)
-        return folder / way
-    return folder / "plain"
+    if way in ("plain", "shards"):
+        return folder / "plain"
+    type(model).from_pretrained(folder / "plain", dtype=getattr(torch, way)).save_pretrained(folder / way)
+    return folder / way
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [*FAMILIES])
+@pytest.mark.parametrize(("name", "way"), CASES)
 def test_a_saved_model_is_healthy(tmp_path, name, way):
     found = diagnose(saved(small_model(name), tmp_path, way))
     assert [f"{each.severity} {each.sentence}" for each in found.findings if each.severity != NOTE] == []

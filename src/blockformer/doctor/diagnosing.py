@@ -23,7 +23,7 @@ from .examination import Examination, examine
 from .finding import ERROR, WARNING, Diagnosis, Finding
 from .options import Options
 from .weight_files import ADAPTER
-from .weight_numbers import of_dtypes, of_numbers, of_ties, rows_of
+from .weight_numbers import kept_wide, of_dtypes, of_numbers, of_ties, rows_of
 
 SAID_ELSEWHERE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
 """Entries of `config.json` that describe the file, and not the model."""
@@ -105,7 +105,7 @@ def diagnosis_of(
     )
     result.add([*checkpoint.findings, *found.findings])
     if checkpoint.kind != ADAPTER and checkpoint.tensors:
-        result.add(of_dtypes(checkpoint.tensors, found.config))
+        result.add(of_dtypes(checkpoint.tensors, found.config, kept_wide(found.layouts)))
         if found.layouts is not None:
             ties = [] if quick else of_ties(written, found.layouts, found.config)
             result.add(ties)

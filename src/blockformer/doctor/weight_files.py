@@ -90,7 +90,11 @@ def _in_folder(folder: Path) -> Weights:
     except CheckpointError as error:
         return Weights(ZERO, [], [Finding("zero", ERROR, str(error))])
     if other := container_of(names, folder):
-        return Weights("no weights that libraries read", [], [Finding(other[0].name, ERROR, *other[1:])])
+        kind, said, fix = other
+        if kind.name == "zero":
+            said += ", and the optim_states files are missing"
+            fix = "copy them too; the model in 16 bits may be in mp_rank_00_model_states.pt: name that file"
+        return Weights("no weights that libraries read", [], [Finding(kind.name, ERROR, said, fix)])
     return _unusual(folder, names)
 
 
