@@ -49,9 +49,11 @@ def small_model(name):
 @torch.no_grad()
 def trained(model):
     """The model, some rows of whose matrices are larger than others, except of tables that are computed."""
-    for name, parameter in model.named_parameters():
-        if parameter.dim() >= 2 and not name.endswith("embed_positions.weight"):
-            parameter.mul_(torch.linspace(0.5, 1.5, parameter.shape[-2])[:, None])
+    for module in model.modules():
+        is_computed = "Sinusoidal" in type(module).__name__
+        for parameter in () if is_computed else module.parameters(recurse=False):
+            if parameter.dim() >= 2:
+                parameter.mul_(torch.linspace(0.5, 1.5, parameter.shape[-2])[:, None])
     return model
 
 

@@ -83,6 +83,7 @@ def test_a_strangers_decoder(tmp_path, llama):
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert_close(again(IDS).logits, model(IDS).logits, 1e-5)
     assert entries_of(tmp_path / "out")["architectures"] == ["LlamaForCausalLM"]
+    assert not (tmp_path / "out/names.json").exists()
     assert diagnose(tmp_path / "out", quick=True).status == 0
 
 

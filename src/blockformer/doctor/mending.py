@@ -79,7 +79,7 @@ def mend(
             (folder / "config.json").write_text(json_text(found.config), encoding="utf-8")
             if is_ours(found.config) and found.layouts is not None:
                 copy_code(folder, found.layouts.config)
-            diagnosis.changes += _copy_side_files(found, folder)
+            diagnosis.changes += _copy_side_files(found, folder, choices)
             _verify(found, folder, repo.progress)
             if choices.check is not None:
                 diagnosis.changes.append(compared_logits(folder, choices.check))
@@ -96,14 +96,15 @@ def _stored_ties(found: Examination) -> list[tuple[str, str]]:
     return [] if layouts is None else [pair for pair in layouts.tied.items() if {*pair} <= names]
 
 
-def _copy_side_files(found: Examination, folder: Path) -> list[str]:
+def _copy_side_files(found: Examination, folder: Path, choices: Options) -> list[str]:
     """Copy tokenizer, generation settings, licence and notes as they are. Returns what is said of them."""
     checkpoint = found.checkpoint
     copied, left = [], []
     folders = [checkpoint.base.folder] if isinstance(checkpoint, WithAdapter) else []
     files = {path.name: path for folder in (*folders, checkpoint.folder) for path in folder.iterdir()}
+    asked = {Path(each).resolve() for each in (choices.names, choices.check) if each is not None}
     for name, path in sorted(files.items()):
-        if not path.is_file() or name in NOT_COPIED or name.startswith("."):
+        if not path.is_file() or name in NOT_COPIED or name.startswith(".") or path.resolve() in asked:
             continue
         if is_side_file(name, path.stat().st_size):
             copy_file(checkpoint, name, folder / name)
