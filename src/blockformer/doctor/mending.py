@@ -24,6 +24,7 @@ from blockformer.publishing import copy_code
 from blockformer.publishing.write_repo import RepoReport, write_repo
 
 from .adapters import WithAdapter
+from .checking import compared_logits
 from .diagnosing import diagnosis_of, examined
 from .examination import Examination
 from .finding import ERROR, Diagnosis
@@ -64,7 +65,8 @@ def mend(
             is written then.
     """
     repo = RepoOptions(max_shard_size, force, progress=progress or silent)
-    with examined(source, against, options or Options(), **reading) as (found, other):
+    choices = options or Options()
+    with examined(source, against, choices, **reading) as (found, other):
         diagnosis = diagnosis_of(source, found, other, against, True, repo.progress)
         check_mendable(diagnosis, "mended")
         places = [each.file or each.folder for each in (found.checkpoint, other) if each is not None]
@@ -75,8 +77,10 @@ def mend(
             (folder / "config.json").write_text(json_text(found.config), encoding="utf-8")
             if is_ours(found.config) and found.layouts is not None:
                 copy_code(folder, found.layouts.config)
-            diagnosis.changes += copy_side_files(found, folder)
+            diagnosis.changes += copy_side_files(found, folder, choices)
             _verify(found, folder, repo.progress)
+            if choices.check is not None:
+                diagnosis.changes.append(compared_logits(folder, choices.check))
 
         write_repo(weights, target, repo, fill, report)
     diagnosis.changes += [f"{report.tensors} tensors written, read again and compared", *report.notes]
@@ -106,15 +110,16 @@ def check_mendable(diagnosis: Diagnosis, done: str) -> None:
         raise ConversionError(f"{diagnosis.source}: not {done}; this must be settled first:{listed(lines)}")
 
 
-def copy_side_files(found: Examination, folder: Path) -> list[str]:
+def copy_side_files(found: Examination, folder: Path, choices: Options) -> list[str]:
     """Copy tokenizer, generation settings, licence and notes as they are. Returns what is said of them."""
     checkpoint = found.checkpoint
     settings = None if found.code is None else found.code.settings_file(checkpoint)
     copied, left = [], []
     folders = [checkpoint.base.folder] if isinstance(checkpoint, WithAdapter) else []
     files = {path.name: path for folder in (*folders, checkpoint.folder) for path in folder.iterdir()}
+    asked = {Path(each).resolve() for each in (choices.names, choices.check, settings) if each is not None}
     for name, path in sorted(files.items()):
-        if not path.is_file() or name in NOT_COPIED or name.startswith(".") or path == settings:
+        if not path.is_file() or name in NOT_COPIED or name.startswith(".") or path.resolve() in asked:
             continue
         if is_side_file(name, path.stat().st_size) and not (folder / name).exists():
             copy_file(checkpoint, name, folder / name)

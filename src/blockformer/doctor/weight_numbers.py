@@ -1,10 +1,11 @@
 """Findings about the numbers in a checkpoint: dtypes, NaN, zeros, weights that nobody trained or nobody changed."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+import transformers
 
 from blockformer.conversion.families.base import HEAD_ONLY
 from blockformer.conversion.rules.ties import check_tied
@@ -23,11 +24,38 @@ KEPT_WIDE = ("e_score_correction_bias", "inv_freq", "A_log", "logit_scale", "mas
 """Ends of names of tensors that many models keep in float32."""
 
 
-def of_dtypes(tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any]) -> list[Finding]:
-    """Where dtypes are mixed, or `config.json` says another one."""
+def kept_wide(layouts: Layouts | None) -> set[str]:
+    """Published names of the tensors that the official class keeps in float32 when it is loaded in 16 bits."""
+    if layouts is None or layouts.variant is None:
+        return set()
+    official = getattr(transformers, layouts.variant.head, None)
+    lists = (getattr(official, f"_keep_in_fp32_modules{end}", None) for end in ("", "_strict"))
+    parts = {part for each in lists for part in each or ()}
+
+    def is_kept(name: str) -> bool:
+        return any(f".{part}." in f".{name}." for part in parts)
+
+    return {name for name, others in layouts.names_in_class.items() if any(map(is_kept, others))}
+
+
+def of_dtypes(
+    tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any], kept: Collection[str] = ()
+) -> list[Finding]:
+    """Where dtypes are mixed, or `config.json` says another one.
+
+    Args:
+        tensors: name -> header.
+        entries: of `config.json`.
+        kept: see `kept_wide`.
+    """
     if any(entries.get(name) for name in FIELDS):
         return []
-    plain = {name: info.dtype for name, info in tensors.items() if info.dtype in PLAIN and not name.endswith(KEPT_WIDE)}
+
+    def may_differ(name: str, dtype: torch.dtype) -> bool:
+        return name.endswith(KEPT_WIDE) or (name in kept and dtype is torch.float32)
+
+    plain = {name: info.dtype for name, info in tensors.items() if info.dtype in PLAIN}
+    plain = {name: dtype for name, dtype in plain.items() if not may_differ(name, dtype)} or plain
     counts = Counter(plain.values()).most_common()
     findings = []
     if counts[1:]:
@@ -88,7 +116,8 @@ def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> li
         said = f"NaN or infinite numbers in {counted(len(bad), 'tensor')}:{listed(map(shown, bad), 6)}"
         fix = "take an earlier checkpoint: training diverged, or the file was cast to a dtype with too small a range"
         findings.append(Finding("nonfinite", ERROR, said, fix, names=tuple(bad)))
-    zero = [name for name, each in values.items() if each.constant == 0 and len(infos[name].shape) > 1]
+    # A row by itself is no matrix: BART's final_logits_bias, [1, V], is zero in most checkpoints.
+    zero = [name for name, each in values.items() if each.constant == 0 and sum(n > 1 for n in infos[name].shape) > 1]
     if zero:
         said = f"{counted(len(zero), 'matrix', 'matrices')} {are(zero)} all zero:{listed(map(shown, zero), 6)}"
         fix = "save again: a ZeRO-3 or FSDP run that saves without gathering writes zeros, and so does a meta device"

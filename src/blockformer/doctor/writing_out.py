@@ -90,7 +90,7 @@ def write_for(
                 (folder / CONFIG).write_text(json_text(entries), encoding="utf-8")
             _compare(own, model, groups, found, folder)
             (folder / CONFIG).write_text(json_text(entries), encoding="utf-8")
-            copied = copy_side_files(found, folder)
+            copied = copy_side_files(found, folder, Options())
         found.checkpoint.check_unchanged()
     return [f"{len(weights)} tensors written for {own.name}, read again and compared", *copied]
 

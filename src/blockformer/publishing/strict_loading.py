@@ -5,13 +5,14 @@ of another shape are all listed.
 """
 
 import os
+import pickle  # nosec B403 # only for the name of its error
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers.modeling_utils import str_to_torch_dtype
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
@@ -25,16 +26,21 @@ from transformers.utils.hub import get_checkpoint_shard_files
 
 from ..declared_fields import of_the_package
 from ..files import earlier_names
+from ..files.checkpoint import Checkpoint
 from ..files.containers import what_it_is
+from ..files.errors import ConversionError
 from ..files.json_files import strict_json
 from ..files.names import of_a_wrapper
 from ..files.quantized import without_empty
+from ..files.regular import LFS_POINTER
 from ..model.awq_linear import QuantizedLinear
 from ..model.axes import BLOCKS
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.pretrained_model import WeightsError, listed
 from ..model.runtime import PACKAGE
 
+UNREADABLE = (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError)
+"""What libraries raise of damaged files of weights."""
 SAFE, PICKLED = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 logger = logging.get_logger(__name__)
 
@@ -63,12 +69,15 @@ def _from_pretrained(usual, cls, pretrained_model_name_or_path, *model_args, **k
     may_differ = kwargs.pop("ignore_mismatched_sizes", False)
     # The refusal below names the shapes.
     asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    folder = os.path.join(source or "", kwargs.get("subfolder") or "")
+    is_folder = bool(source) and os.path.isdir(folder)
     try:
         model, info = usual(cls, source, *model_args, **asked)
     except OSError as error:  # no weights that the library knows
-        folder = os.path.join(source or "", kwargs.get("subfolder") or "")
-        if source and os.path.isdir(folder) and (what := what_it_is(Path(folder))):
+        if is_folder and (what := what_it_is(Path(folder))):
             raise OSError(f"{source}: {what}") from error
+        if is_folder and (what := _damage_in(folder)):
+            raise OSError(what) from error
         raise
     except WeightsError as error:
         if problem := of_a_wrapper(error.unexpected):
@@ -80,6 +89,12 @@ def _from_pretrained(usual, cls, pretrained_model_name_or_path, *model_args, **k
         asked["key_mapping"] = {**earlier_names.key_mapping(config), **(kwargs.get("key_mapping") or {})}
         model, info = usual(cls, source, *model_args, **asked)
         vars(model).pop("_weight_conversions", None)  # by which it would be saved under the earlier names
+    except UNREADABLE as error:
+        if is_folder and (what := _damage_in(folder)):
+            raise OSError(what) from error
+        raise
+    if info["mismatched_keys"] and not may_differ and is_folder and (what := _damage_in(folder)):
+        raise WeightsError(what)
     _check_shapes(source or "state_dict", () if may_differ else info["mismatched_keys"])
     if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
         tensors = kwargs.get("state_dict") or {}
@@ -87,6 +102,15 @@ def _from_pretrained(usual, cls, pretrained_model_name_or_path, *model_args, **k
         found = given or _dtypes_on_disk(model.name_or_path, kwargs)
         _check_dtypes(model, source or "state_dict", earlier_names.renamed(found, model.config))
     return (model, info) if wants_info else model
+
+
+def _damage_in(folder: str) -> str | None:
+    """What is wrong with the files of weights in a folder; None if they can be read."""
+    try:
+        with Checkpoint(folder):
+            return None
+    except ConversionError as error:
+        return str(error)
 
 
 def _load_state_dict(usual, model, state_dict, strict: bool = True, assign: bool = False):
@@ -117,7 +141,10 @@ def _config_of(cls, source, options):
 
 def _read_json_file(usual, cls, json_file):
     with open(json_file, encoding="utf-8") as file:
-        return parse_config_json(file.read(), str(json_file))
+        text = file.read()
+    if text.startswith(LFS_POINTER.decode()):
+        raise ValueError(f"{json_file}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    return parse_config_json(text, str(json_file))
 
 
 def _from_dict(usual, cls, config_dict, **kwargs):
