@@ -34,6 +34,7 @@ from .other_entries import note_on_unused
 from .plan import Plan, parse_dtype, plan_out
 from .remedies import plan_official
 from .report import ConversionReport
+from .sentence_options import translated
 from .storage.awq import low_bit_weights
 from .storage.unused_tensors import UNUSED_FILE, write_unused
 from .verify import Parity, load_model
@@ -155,7 +156,8 @@ def _fill_ours(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles:
     """Write the files of a repo of ours around its weights, except for the card."""
 
     entries, code = _entries(plan, around.checkpoint), plan.family.extra_code()
-    return around.fill(folder, plan.target_config, entries, code, record=recorder(plan, around.checkpoint, folder))
+    told = {"record": recorder(plan, around.checkpoint, folder), "changed": translated(plan, around.checkpoint)}
+    return around.fill(folder, plan.target_config, entries, code, **told)
 
 
 def recorder(plan: Plan, checkpoint: Checkpoint, folder: Path) -> Callable[[SideFiles], None] | None:

@@ -124,6 +124,7 @@ class AroundWeights:
         code: Mapping[str, Path],
         copies: Iterable[str] = (),
         record: Callable[[SideFiles], None] | None = None,
+        changed: Mapping[str, Any] | None = None,
     ) -> SideFiles:
         """Write everything but the weights and the card.
 
@@ -134,6 +135,7 @@ class AroundWeights:
             code: path in the repo -> file, of code that not every repo has.
             copies: files of the source that go into the repo as they are: the record of an earlier conversion.
             record: writes the record of this one, once it is known what became of every file.
+            changed: see `carry_side_files`.
 
         Raises:
             ConversionError: a file of the source is damaged, or a link that leaves the folder.
@@ -142,7 +144,7 @@ class AroundWeights:
             (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
         if FILE in self.place.names:
             (folder / FILE).unlink(missing_ok=True)  # the source's own is carried
-        side = carry_side_files(self.checkpoint, self.place.names, folder)
+        side = carry_side_files(self.checkpoint, self.place.names, folder, changed)
         for name in copies:
             copy_file(self.checkpoint, name, folder / name)
         copy_code(folder, config)
