@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -156,8 +157,9 @@ def _fill_ours(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles:
     """Write the files of a repo of ours around its weights, except for the card."""
 
     entries, code = _entries(plan, around.checkpoint), plan.family.extra_code()
-    told = {"record": recorder(plan, around.checkpoint, folder), "changed": translated(plan, around.checkpoint)}
-    return around.fill(folder, plan.target_config, entries, code, **told)
+    record = recorder(plan, around.checkpoint, folder)
+    changed = partial(translated, plan, around.checkpoint)
+    return around.fill(folder, plan.target_config, entries, code, record=record, changed=changed)
 
 
 def recorder(plan: Plan, checkpoint: Checkpoint, folder: Path) -> Callable[[SideFiles], None] | None:

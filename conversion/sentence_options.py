@@ -45,18 +45,30 @@ def _options(name: str, content: Mapping[str, Any], plan: Plan, checkpoint: Chec
     given = content.get(key)
     if not given or not isinstance(given, dict):
         return {}
-    official = {entry: value for entry, value in checkpoint.config.items() if entry != "quantization_config"}
-
-    def fields(entries: Mapping[str, Any]) -> dict[str, Any]:
-        return plan.family.our_config(plan.family.config_from(entries, plan.variant)).to_dict()
-
+    family, entries = plan.family, {**checkpoint.config}
+    entries.pop("quantization_config", None)
     try:
-        before, after = fields(official), fields({**official, **given})
+        official = family.official_config(entries)
+        followed = {option: value for option, value in given.items() if hasattr(official, option)}
+        asked = family.official_config({**entries, **followed})
+        before, after = (
+            family.our_config(family.config_from(each, plan.variant)).to_dict()
+            for each in (entries, {**entries, **followed})
+        )
     except ConversionError as error:
         raise ConversionError(f"{name}: {key}: {error}") from error
-    theirs = plan.family.defaults.to_dict()
-    same = {entry: value for entry, value in given.items() if entry not in theirs or after.get(entry) == value}
-    return {key: same | {field: value for field, value in after.items() if value != before.get(field)}}
+    for option, value in followed.items():  # as transformers does it, after the config is made
+        setattr(official, option, value)
+    if official.to_dict() != asked.to_dict():
+        fix = "write them into config.json if the model was trained so, else remove them"
+        names = ", ".join(map(shown, followed))
+        raise ConversionError(f"{name}: {key}: other settings follow from {names}, and not if they stand here; {fix}")
+    stay = {
+        option: value
+        for option, value in given.items()
+        if after.get(option) == value or not (option in followed or hasattr(plan.target_config, option))
+    }
+    return {key: stay | {field: value for field, value in after.items() if value != before.get(field)}}
 
 
 def _modules(content: Mapping[str, Any], plan: Plan) -> dict[str, Any]:

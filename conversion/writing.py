@@ -124,7 +124,7 @@ class AroundWeights:
         code: Mapping[str, Path],
         copies: Iterable[str] = (),
         record: Callable[[SideFiles], None] | None = None,
-        changed: Mapping[str, Any] | None = None,
+        changed: Callable[[], Mapping[str, Any]] | None = None,
     ) -> SideFiles:
         """Write everything but the weights and the card.
 

@@ -107,18 +107,12 @@ def by_model(encoder, data: list[tuple[str, str]]) -> torch.Tensor:
 
 
 def by_words(data: list[tuple[str, str]]) -> torch.Tensor:
-    """Scores by common words and parts of names, rare ones counting more (TF-IDF): what a model must beat."""
-    sides = [[re.findall(r"[a-z]+|[A-Z][a-z]*", text) for text in side] for side in zip(*data, strict=True)]
-    words = sorted({word.lower() for side in sides for text in side for word in text})
-    places = {word: place for place, word in enumerate(words)}
-    counts = [torch.zeros(len(data), len(places)) for _ in sides]
-    for side, count in zip(sides, counts, strict=True):
-        for row, text in enumerate(side):
-            for word in text:
-                count[row, places[word.lower()]] += 1
-    weight = torch.log(len(data) / (1 + (counts[1] > 0).sum(0)))
-    asked, given = (normalize(torch.log1p(count) * weight, dim=-1) for count in counts)
-    return asked @ given.T
+    """Scores by common words and parts of names, rare ones counting more: what a model must beat."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # sentence-transformers needs it anyway
+
+    questions, texts = ([re.sub("(?<=[a-z])(?=[A-Z])", " ", text) for text in side] for side in zip(*data, strict=True))
+    words = TfidfVectorizer(token_pattern="[a-z]+", sublinear_tf=True).fit(texts)
+    return torch.tensor((words.transform(questions) @ words.transform(texts).T).toarray())
 
 
 def main(command_line=None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,24 +165,10 @@ def test_voyage_4_nano_is_refused_by_its_own_settings(tmp_path, voyage):
 
 
 def rewritten(folder):
-    """What docs/retrieval.md says to do: the projection becomes a module, since a mean and a projection commute."""
-    weights = load_file(folder / "model.safetensors")
-    projection = weights.pop("linear.weight").float()
-    save_file({name.removeprefix("model."): tensor for name, tensor in weights.items()}, folder / "model.safetensors")
-    settings = json.loads((folder / "config.json").read_text())
-    for name in ("auto_map", "num_labels", "use_bidirectional_attention"):
-        del settings[name]
-    settings |= {"architectures": ["Qwen3Model"], "is_causal": False}
-    (folder / "config.json").write_text(json.dumps(settings))
-    dense = {"in_features": 32, "out_features": 48, "bias": False}
-    dense["activation_function"] = "torch.nn.modules.linear.Identity"
-    (folder / "3_Dense").mkdir()
-    (folder / "3_Dense/config.json").write_text(json.dumps(dense))
-    save_file({"linear.weight": projection}, folder / "3_Dense/model.safetensors")
-    modules = json.loads((folder / "modules.json").read_text())
-    modules.insert(2, {"name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
-    modules = [{**module, "idx": place} for place, module in enumerate(modules)]
-    (folder / "modules.json").write_text(json.dumps(modules))
+    """Run what docs/retrieval.md says to do with it."""
+    page = (Path(__file__).parents[2] / "docs/retrieval.md").read_text(encoding="utf-8")
+    program = page.partition("### voyage-4-nano")[2].split("```")[1]
+    exec(program.replace('Path("voyage-4-nano")', f"Path({str(folder)!r})"), {})
 
 
 def test_voyage_4_nano_with_its_projection_as_a_module(tmp_path, voyage):
