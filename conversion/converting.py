@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -36,6 +37,7 @@ from .other_entries import note_on_unused
 from .plan import Plan, parse_dtype, plan_out
 from .remedies import plan_official
 from .report import ConversionReport
+from .sentence_options import translated
 from .storage.awq import low_bit_weights
 from .storage.unused_tensors import UNUSED_FILE, write_unused
 from .verify import Parity, load_model
@@ -169,7 +171,9 @@ def _fill_ours(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles:
     """Write the files of a repo of ours around its weights, except for the card."""
 
     entries, code = _entries(plan, around.checkpoint), plan.family.extra_code()
-    return around.fill(folder, plan.target_config, entries, code, record=recorder(plan, around.checkpoint, folder))
+    record = recorder(plan, around.checkpoint, folder)
+    changed = partial(translated, plan, around.checkpoint)
+    return around.fill(folder, plan.target_config, entries, code, record=record, changed=changed)
 
 
 def recorder(plan: Plan, checkpoint: Checkpoint, folder: Path) -> Callable[[SideFiles], None] | None:

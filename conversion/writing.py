@@ -130,6 +130,7 @@ class AroundWeights:
         code: Mapping[str, Path],
         copies: Iterable[str] = (),
         record: Callable[[SideFiles], None] | None = None,
+        changed: Callable[[], Mapping[str, Any]] | None = None,
     ) -> SideFiles:
         """Write everything but the weights and the card.
 
@@ -140,6 +141,7 @@ class AroundWeights:
             code: path in the repo -> file, of code that not every repo has.
             copies: files of the source that go into the repo as they are: the record of an earlier conversion.
             record: writes the record of this one, once it is known what became of every file.
+            changed: see `carry_side_files`.
 
         Raises:
             ConversionError: a file of the source is damaged, or a link that leaves the folder.
@@ -150,7 +152,7 @@ class AroundWeights:
             (folder / FILE).unlink(missing_ok=True)  # the source's own is carried
         of_text = isinstance(self.checkpoint, TextCheckpoint)
         names = [name for name in self.place.names if not (of_text and name in PROCESSOR_FILES)]
-        side = carry_side_files(self.checkpoint, names, folder)
+        side = carry_side_files(self.checkpoint, names, folder, changed)
         bring_template(self.checkpoint, folder, side)
         for name in copies:
             copy_file(self.checkpoint, name, folder / name)

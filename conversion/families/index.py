@@ -66,6 +66,13 @@ MODEL_TYPES = {name: name.removesuffix("-decoder") for name in GROUPS[-1]}
 """Families whose official `model_type` is not their name."""
 FORMER_TYPES = {"new": "gte"}
 """`model_type` of checkpoints that came with code of their own -> the family that reads them."""
+_PER_LAYER = (
+    "each of its layers mixes in a projection of the token vectors that all layers share (per-layer embeddings) and "
+    "scales its result, values are normed, and layers without a window have heads of another number and size; no block "
+    "here does that, so run the model with transformers or sentence-transformers"
+)
+OUT_OF_REACH = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), _PER_LAYER)
+"""`model_type` of embedders that people ask for -> the parts that ours lack."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""
 MORE_PRESETS = {

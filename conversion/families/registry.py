@@ -75,6 +75,10 @@ def family_of(official: Mapping[str, Any]) -> Family:
     model_type = official.get("model_type")
     if not isinstance(model_type, str):
         raise ConversionError("config.json: model_type is missing; set it, or name the family")
+    if model_type in index.OUT_OF_REACH:
+        raise ConversionError(
+            f"config.json: model_type {shown(model_type)} is not supported: {index.OUT_OF_REACH[model_type]}"
+        )
     todays = index.FORMER_TYPES.get(model_type, model_type)
     names = [name for name in index.NAMES if index.MODEL_TYPES.get(name, name) == todays]
     alike = [FAMILIES[name] for name in names if name in FAMILIES]

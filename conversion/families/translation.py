@@ -46,6 +46,8 @@ MASKS = ("is_causal", "sliding_window", "attention_chunk_size")
 """Official settings that the masks and caches of transformers follow in every class, also in one that lacks them."""
 _NO_WINDOW = "this family has no windows, but the official cache would forget what lies before one; set it to null"
 _NOT_FOLLOWED = "the official class computes as if it were not there, so run this model with its own code"
+BOTH_WAYS = "use_bidirectional_attention"
+"""An official setting that only some classes read."""
 REMEDIES = {
     "is_encoder_decoder": "generate follows it; it must be true for an encoder-decoder and false for other models",
     "is_causal": "the official class then looks the other way; remove it if the model was not trained like that",
@@ -53,11 +55,15 @@ REMEDIES = {
     "attention_chunk_size": _NO_WINDOW,
     **dict.fromkeys(("no_bias", "logit_scale", "expansion_ratio"), _NOT_FOLLOWED),
     **dict.fromkeys(FIELDS, REMEDY),
-    "use_bidirectional_attention": "ours looks back only in this family, so run this model with transformers or "
+    BOTH_WAYS: "ours looks back only in this family, so run this model with transformers or "
     "sentence-transformers; set it to false only for a model that was trained so",
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }
 """Official setting -> why it cannot be converted and what to do, where its name does not say that."""
+BY_ITS_OWN_CODE = (
+    "the official class does not follow it, only code of the source's own; for a model that was trained to look both "
+    "ways write is_causal: false in its place"
+)
 WITHOUT_EFFECT = ("pretraining_tp",)
 """Official settings that may be there and change nothing: into how many slices some classes cut their products."""
 ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
@@ -191,7 +197,8 @@ class ConfigTranslation(ABC):
             bad.append("is_encoder_decoder")
         config = self.official_config({name: value for name, value in plain.items() if name not in bad})
         fields, unequal = self._read_fields(config)
-        told = [f"{name} is {shown(plain[name])}" + (f": {REMEDIES[name]}" if name in REMEDIES else "") for name in bad]
+        remedies = REMEDIES if BOTH_WAYS in self.defaults.to_dict() else {**REMEDIES, BOTH_WAYS: BY_ITS_OWN_CODE}
+        told = [f"{name} is {shown(plain[name])}" + (f": {remedies[name]}" if name in remedies else "") for name in bad]
         if lines := [*told, *unequal]:
             raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
         read = Official(config, official, variant, head)
@@ -355,7 +362,9 @@ class ConfigTranslation(ABC):
         directions = () if both else (None, False) if is_encoder else self.directions
         has_window = is_encoder or "sliding_window" in self.defaults.to_dict()
         window = {} if has_window else {"sliding_window": (None,)}
-        return {"is_causal": directions, "attention_chunk_size": (None,), **window}
+        reads_it = is_encoder or both or BOTH_WAYS in self.defaults.to_dict()
+        own_code = {} if reads_it else {BOTH_WAYS: (None, False)}
+        return {"is_causal": directions, "attention_chunk_size": (None,), **window, **own_code}
 
     def unused(self, official: Mapping[str, Any]) -> list[str]:
         """Entries of an official `config.json` that change nothing, since the official class makes nothing of them.

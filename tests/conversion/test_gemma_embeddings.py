@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import Gemma3TextModel
 
 import blockformer
@@ -97,3 +98,32 @@ def test_projections_prompts_and_vectors(tmp_path):
     assert abs(theirs.encode(TEXTS) - expected).max() > 1e-3
     for name in ("2_Dense/model.safetensors", "3_Dense/model.safetensors", "modules.json"):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "src" / name).read_bytes()
+
+
+PARTS_OF_ITS_OWN = ("ple.per_layer_model_projection", "ple_block.per_layer_input_gate", "layer_scalar")
+WIDE = {"global_head_dim": 16, "num_global_key_value_heads": 1}
+
+
+def test_the_second_release_is_refused_by_the_parts_that_ours_lack(tmp_path):
+    """transformers knows it since 5.23. The sentence of the error holds as long as its class has these parts."""
+    if not hasattr(transformers, "EmbeddingGemma2TextModel"):
+        pytest.skip("this transformers has no embedding_gemma2")
+    sizes = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size_per_layer_input": 8, "embedding_dim": 16}
+    text = transformers.EmbeddingGemma2TextConfig(**sizes, **WIDE, layer_types=["sliding_attention", "full_attention"])
+    whole = transformers.EmbeddingGemma2Config(text_config=text, vision_config=None, audio_config=None)
+    for config, name in ((text, "text"), (whole, "whole")):
+        model = transformers.AutoModel.from_config(config)
+        names = [*model.state_dict()]
+        assert all(any(part in each for each in names) for part in PARTS_OF_ITS_OWN)
+        keys = [tensor.shape[0] for each, tensor in model.state_dict().items() if each.endswith("k_proj.weight")]
+        assert keys == [2 * 8, 1 * 16]
+        model.save_pretrained(tmp_path / name)
+        for door in (
+            lambda source: convert(source, tmp_path / "dst"),
+            from_official,
+            lambda source: convert_for_search(source, tmp_path / "dst", use="embedder"),
+        ):
+            with pytest.raises(ConversionError, match=r"'embedding_gemma2(_text)?' is not supported: .*per-layer emb"):
+                door(tmp_path / name)
+    assert not (tmp_path / "dst").exists()

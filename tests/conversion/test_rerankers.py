@@ -92,6 +92,7 @@ def test_settings_of_the_language_model_in_sentence_transformers_come_back(tmp_p
     sentence_transformers = pytest.importorskip("sentence_transformers")
     decoder(tmp_path / "plain")
     theirs = sentence_transformers.CrossEncoder(str(tmp_path / "plain"), device="cpu", prompts={"web": "judge"})
+    theirs.set_keep_in_fp32_modules(["0.model.lm_head"])
     theirs.save_pretrained(str(tmp_path / "src"))
     assert "LogitScore" in (tmp_path / "src/modules.json").read_text()
     reranker(tmp_path)

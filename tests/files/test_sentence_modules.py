@@ -33,9 +33,7 @@ NOT_TRIED = {
     "BaseTokenPooling": "abstract",
     "LambdaTokenPooling": "cannot be saved",
     "CLIPModel": "reads images",
-    **dict.fromkeys(
-        ("BoW", "WordEmbeddings", "StaticEmbedding", "SparseStaticEmbedding"), "takes the place of the model"
-    ),
+    **dict.fromkeys(("BoW", "WordEmbeddings", "StaticEmbedding"), "takes the place of the model"),
 }
 INNER = "0_Transformer"
 """Where releases before 2.0 wrote the model."""
@@ -81,6 +79,7 @@ SPARSE = {
     "SpladePooling sum": lambda: [make("SpladePooling", "sum")],
     "MLMTransformer": lambda: [make("SpladePooling", "max")],
     "SparseAutoEncoder": lambda: [mean(), make("SparseAutoEncoder", 32, 64, k=8, k_aux=8)],
+    "SparseStaticEmbedding": lambda: [make("SpladePooling", "max")],
 }
 MULTI = {
     "MultiVectorMask": lambda: [dense(**OF_TOKENS), make("MultiVectorMask", skiplist_words=[":"])],
@@ -120,7 +119,11 @@ def build(folder, case):
     transformer = {} if kind == "MLMTransformer" else transformer
     body = make(kind, str(plain), max_seq_length=32, **transformer)
     after = (SENTENCES | SPARSE | MULTI | CROSS | LAYERS)[case]()
-    model = cls(modules=[body, *after], device="cpu", **({} if case in CROSS else {"prompts": {"query": "query : "}}))
+    modules = [body, *after]
+    if case == "SparseStaticEmbedding":  # queries are looked up in a table, and only documents are read by the model
+        table = make(case, body.tokenizer, torch.rand(len(WORDS), generator=torch.Generator().manual_seed(2)))
+        modules = [make("Router", {"query": [table], "document": modules}, "document")]
+    model = cls(modules=modules, device="cpu", **({} if case in CROSS else {"prompts": {"query": "query : "}}))
     model.save_pretrained(str(folder))
     if case in LAYERS:
         settings = entries_of(folder, "sentence_bert_config.json")

@@ -14,6 +14,8 @@ from .errors import CheckpointError, shown
 from .json_files import json_text, read_json_value
 from .names import MODULES, ROUTER, SETTINGS, WEIGHTS, is_inner, module_folders, module_paths
 
+IN_ITS_PLACE = ("BoW", "CLIPModel", "SparseStaticEmbedding", "StaticEmbedding", "WordEmbeddings")
+"""Modules of sentence-transformers that read an input themselves, without a language model of transformers."""
 AROUND = "around/"
 """The beginning of the name of a file next to `modules.json` whose own name is that of one of the model's files too."""
 
@@ -26,7 +28,12 @@ def folder_of_model(folder: Path) -> str:
 
 def model_elsewhere(folder: Path) -> str:
     """Why a folder with `modules.json` cannot be read as one model, and what to do; "" for every other folder."""
-    if not os.path.lexists(folder / MODULES) or _has_model(folder):
+    if not os.path.lexists(folder / MODULES):
+        return ""
+    if (first := _first_module(_read(folder / MODULES))) in IN_ITS_PLACE:
+        what = f"{MODULES}: the first module is a {first}, and only models of transformers that read text are converted"
+        return f"{what}; open the folder with sentence-transformers"
+    if _has_model(folder):
         return ""
     places = _places(folder)
     if not places:
@@ -97,6 +104,12 @@ def _places(folder: Path) -> list[str]:
     paths = dict.fromkeys(module_paths(*(_read(folder / name) for name in (MODULES, ROUTER))))
     inner = (PurePosixPath(path).as_posix() for path in paths if is_inner(path) and path)
     return [path for path in inner if _is_of_model(folder / path / "config.json")]
+
+
+def _first_module(modules: Any) -> str:
+    """The name of the class of the first module, without its library."""
+    first = modules[0] if isinstance(modules, list) and modules else None
+    return str(first.get("type")).rpartition(".")[2] if isinstance(first, dict) else ""
 
 
 def _is_linked(folder: Path, inner: str) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .config_file import NEVER_FOLLOWED
-from .names import MODULES
+from .names import BODIES, MODULES
 
 LARGE_JSON = ("tokenizer.json", "vocab.json")
 """Data of any size, which name no code."""
@@ -14,6 +14,8 @@ LOADED = (*NEVER_FOLLOWED, "custom_pipelines")
 ACTIVATIONS = ("activation_function", "activation_fn", "sbert_ce_default_activation_function")
 """Entries by which sentence-transformers imports an activation."""
 CLASSES = (*ACTIVATIONS, "tokenizer_class")
+OTHER_REPO = "tokenizer_name_or_path"
+"""An entry of a model's settings in sentence-transformers: the repo that its tokenizer, and that one's code, is of."""
 KNOWN = re.compile(r"(sentence_transformers|pylate)(\.[A-Za-z]\w*)*\.[A-Z]\w*", re.ASCII)
 """A class of sentence-transformers, or of PyLate, which is built on it."""
 PURE = ("torch.nn.", "transformers.activations.")
@@ -62,6 +64,16 @@ def foreign_modules(name: str, content: Any) -> list[Any]:
     else:  # the settings of a Router
         kinds = list(content["types"].values()) if isinstance(content, dict) and _is_router(content) else []
     return [kind for kind in kinds if not (isinstance(kind, str) and KNOWN.fullmatch(kind))]
+
+
+def other_repo(name: str, content: Any) -> Any:
+    """The repo that a tokenizer would be taken from, with the code that it names; None: the tokenizer is this repo's.
+
+    Args:
+        name: the file's name, without folders; only settings of a model among modules name one.
+        content: what it holds, which may be damaged.
+    """
+    return content.get(OTHER_REPO) if name in BODIES and isinstance(content, dict) else None
 
 
 def _is_router(content: dict[str, Any]) -> bool:

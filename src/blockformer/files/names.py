@@ -44,15 +44,12 @@ ROUTER = "router_config.json"
 """The settings of a Router, a module of other modules. Their names are those of folders next to it."""
 SETTINGS = "config_sentence_transformers.json"
 """The settings of sentence-transformers itself."""
-SENTENCE_FILES = (
-    MODULES,
-    ROUTER,
-    SETTINGS,
-    *(
-        f"sentence_{kind}_config.json"
-        for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-    ),
+BODIES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+"""The settings of the model itself among the modules: the first that is there counts."""
+SENTENCE_FILES = (MODULES, ROUTER, SETTINGS, *BODIES)
 """The files that `sentence-transformers` reads next to the model, in addition to those of the model."""
 MODULE_PICKLE, MODULE_WEIGHTS = "pytorch_model.bin", "model.safetensors"
 """The weights of a module, of which the second is read if both are there."""

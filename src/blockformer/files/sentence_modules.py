@@ -14,7 +14,7 @@ from .checkpoint import Checkpoint
 from .errors import shown
 from .json_files import read_json_value
 from .model_place import modules_of
-from .named_code import LARGE_JSON, foreign_modules, names_code
+from .named_code import LARGE_JSON, OTHER_REPO, foreign_modules, names_code, other_repo
 from .names import MODULES, ROUTER, SENTENCE_FILES, is_inner, module_folders, module_paths
 from .regular import open_regular
 from .safetensors_io import read_header
@@ -27,7 +27,7 @@ class SentenceFiles:
     Attributes:
         names: what it reads next to the model, and everything in the folders of its modules.
         problem: why a repo of ours must not have them; "" where it may.
-        places: name -> content of those that name the model's place, with the model next to them; empty if it lies so.
+        places: name -> content of those that name the model's place, with the model next to them; none if it lies so.
     """
 
     names: frozenset[str]
@@ -98,5 +98,7 @@ def _code_in(name: str, content: Any) -> str:
     place = PurePosixPath(name).parent.as_posix() if "/" in name else name
     if (code := names_code(content)) is not None:
         return f"{MODULES}: {code[0]} {shown(code[1])} in {place}"
+    if repo := other_repo(PurePosixPath(name).name, content):
+        return f"{MODULES}: {OTHER_REPO} {shown(repo)} in {name} is another repo, whose code would be run"
     foreign = [] if name == MODULES else foreign_modules(name, content)
     return f"{MODULES}: {shown(foreign[0])} in {place} is not a module of sentence-transformers" if foreign else ""

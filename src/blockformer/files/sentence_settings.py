@@ -10,6 +10,8 @@ from .names import MODULES, SETTINGS
 
 BODY = "sentence_bert_config.json"
 """The settings of the model itself among the modules."""
+FLOAT32 = "keep_in_fp32_modules"
+"""The entry that names modules of a reranker that compute in float32."""
 POOLINGS = {"mean": "pooling_mode_mean_tokens", "lasttoken": "pooling_mode_lasttoken"}
 """How the states of a text become one vector -> the entry of the module's settings."""
 _MODULE = "sentence_transformers.models"
@@ -49,6 +51,7 @@ def of_reranker(template: str | None, before: Mapping[str, Any]) -> dict[str, An
     takes: dict[str, Any] = {"method": "forward", "method_output_name": "logits"}
     kinds = {"text": takes} | ({} if template is None else {"message": {**takes, "format": template}})
     settings: dict[str, Any] = {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None}
+    before = {name: value for name, value in before.items() if name != FLOAT32}  # of the head, which is float32 here
     return {
         MODULES: _listed({"": "Transformer"}),
         BODY: {

@@ -8,8 +8,8 @@
 """
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -95,13 +95,20 @@ class SideFiles:
         ]
 
 
-def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path) -> SideFiles:
+def carry_side_files(
+    checkpoint: Checkpoint,
+    names: Iterable[str],
+    target: Path,
+    changed: Callable[[], Mapping[str, Any]] | None = None,
+) -> SideFiles:
     """Copy the files next to the weights of an official checkpoint, or of a repo of ours, into a repo.
 
     Args:
         checkpoint: the source.
         names: its files (`Source.names`).
         target: an existing folder.
+        changed: gives name -> content of files of sentence-transformers that say something else in a repo of ours; not
+            called if these files are left out.
 
     Raises:
         ConversionError: a file is damaged, or a link that leaves the folder; or sentencepiece is missing, and the
@@ -109,6 +116,8 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
     """
     result = SideFiles()
     of_sentences = sentence_files(checkpoint, names)
+    if changed is not None and not of_sentences.problem:
+        of_sentences = replace(of_sentences, places={**of_sentences.places, **changed()})
     result.notes += [of_sentences.problem] if of_sentences.problem else []
     done = {"config.json", TOKENIZER_CONFIG, MARK, *files_read(checkpoint)}
     for name in names:

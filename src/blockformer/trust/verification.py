@@ -28,6 +28,7 @@ from ..files.named_code import (
     foreign_modules,
     imports_other,
     loads_code,
+    other_repo,
 )
 from ..files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
 from ..files.quantized import check_plain
@@ -293,6 +294,8 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
                 found.add("settings", f"{name}: {key} names {shown(value)}, {what}")
             elif key in ("chat_template", "template") and isinstance(value, str):
                 _check_template(name, value, found)
+        if repo := other_repo(PurePosixPath(name).name, content):
+            found.add("settings", f"{name}: the tokenizer is taken from another repo, {shown(repo)}, with its code")
         for module in foreign_modules(name, content):
             found.add("settings", f"{name}: {shown(module)} is not a module of sentence-transformers")
         paths = module_paths(content) if name == MODULES else module_paths(None, content) if name == ROUTER else []
