@@ -16,6 +16,7 @@ torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
 - `_is_stateful` (PreTrainedModel): a model with layers that keep a state is refused drafts by its layers, not before.
 - `_sample`, `_beam_search` (GenerationMixin): `generate` writes by the library's loops, which are slower.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
+- `_dict_from_json_file` (config of transformers): repeated keys and NaN in a config file are no longer refused.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
 - `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
 
@@ -37,7 +38,6 @@ Then those that only the package uses:
 - `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks` (torch.nn.Module), `_version`
   (torch.Tensor): AttributeError where a loss is taken in chunks.
 - `_weight_conversions` (PreTrainedModel): a repo of an earlier state of this package is saved under its earlier names.
-- `_dict_from_json_file` (config of transformers): repeated keys and NaN in a config file are no longer refused.
 - `_from_config` (PreTrainedModel): `AutoModelForPreTraining.from_config` does not know ELECTRA's class.
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
 - `_orig_mod` (of what `torch.compile` gives): such a model is not exported.

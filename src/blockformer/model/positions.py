@@ -45,7 +45,7 @@ class PositionFields(Part):
         if given or rope_theta is not None:
             name = "rope_parameters" if given else "rope_theta"
             raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
-        self.rope_parameters = None
+        self.rope_parameters: dict | None = None
 
     def share_out(self, plan, has_cross_attention):
         """Vectors of distances are whole in each process, and their gradients are added."""
