@@ -28,10 +28,12 @@ class StateLayer(nn.Module):
 
     Attributes:
         kind: its layer type.
+        heads: the numbers of its heads, if it has any.
         norm_placement: where its layer has norms; None: where the others have them.
     """
 
     kind = ""
+    heads = range(0)
     norm_placement: str | None = None
 
     def __init__(self, config, layer_idx: int, window: int):
