@@ -1381,7 +1381,6 @@ RECORDS = (
                      num_key_value_heads=4, pad_token_id=Token("<|pad|>"), rms_norm_eps=1e-06, rope_parameters=None,
                      rope_theta=None, torch_dtype=..., transformers_version="5.3.0"),
         words_at_end("<|extra_id_0|>", END, "<|pad|>", config={**GPT2, **SAME_END, "pad_token": "<|pad|>"}),
-        known="known",
         spelling=(as_olmo_core_writes,),
         dtype="bfloat16",
         card={"license": "apache-2.0", "language": ["en"]},

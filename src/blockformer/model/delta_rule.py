@@ -97,10 +97,11 @@ def delta_rule_by_chunk(query, key, value, decay, step, state, sequences=None):
 
     stepped = step[..., None] * key
     system = (stepped @ key.transpose(-1, -2)) * between
-    given = torch.cat((step[..., None] * value, stepped * reads[..., None]), dim=-1)
     # The diagonal, and what is above it, are taken for 1 and 0.
-    solved = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True)
-    change, of_state = solved.split((value.shape[-1], key.shape[-1]), dim=-1)
+    change, of_state = (
+        torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True)
+        for given in (step[..., None] * value, stepped * reads[..., None])
+    )
     within = (query @ key.transpose(-1, -2)) * between
     query, key = query * reads[..., None], (key * writes[..., None]).transpose(-1, -2)
     outputs = []
@@ -192,8 +193,8 @@ class GatedDeltaRule(StateLayer):
         with torch.autocast("cpu" if device == "meta" else device, enabled=False):
             states = self.act(self.convolved(projected, self.conv1d.weight, sequences, held))
             query, key, value = states.split(self.sizes, dim=-1)
-            query, key = (_unit(each.unflatten(-1, (-1, self.key_size))) for each in (query, key))
-            query, key = self._by_head(query * self.key_size**-0.5), self._by_head(key)
+            query, key = (each.unflatten(-1, (-1, self.key_size)) for each in (query, key))
+            query, key = self._by_head(_of_length(query, self.key_size**-0.5)), self._by_head(_of_length(key, 1.0))
             value = self._by_head(value.unflatten(-1, (-1, self.value_size)))
             step = step.sigmoid().to(wide)
             step = step if self.largest_step == 1 else self.largest_step * step
@@ -222,6 +223,6 @@ class GatedDeltaRule(StateLayer):
         return states.contiguous() if times == 1 else states.repeat_interleave(times, dim=1)
 
 
-def _unit(states):
-    """Vectors of length 1; very short ones stay short."""
-    return states * torch.rsqrt(states.square().sum(-1, keepdim=True) + 1e-6)
+def _of_length(states, length: float):
+    """Vectors of this length; very short ones stay short."""
+    return states * (torch.rsqrt(states.square().sum(-1, keepdim=True) + 1e-6) * length)

@@ -28,10 +28,12 @@ class StateLayer(nn.Module):
 
     Attributes:
         kind: its layer type.
+        heads: the numbers of its heads, if it has any.
         norm_placement: where its layer has norms; None: where the others have them.
     """
 
     kind = ""
+    heads = range(0)
     norm_placement: str | None = None
 
     def __init__(self, config, layer_idx: int, window: int):
@@ -121,23 +123,22 @@ class StateLayer(nn.Module):
         It also sees the last tokens before them, which `held` keeps as [B, D, W]: the first one of these is too old.
         """
         length, window, past = states.shape[1], self.window, states_of(held)[0]
-        if past is None:
-            seen = F.pad(states, (0, 0, window - 1, 0))
-        else:
-            seen = torch.cat((past[..., 1:].transpose(1, 2), states), dim=1)
+        seen = states if past is None else torch.cat((past[..., 1:].transpose(1, 2), states), dim=1)
+        start = seen.shape[1] - length
         if held is not None:
             new = F.pad(states, (0, 0, max(window - length, 0), 0))[:, -window:] if past is None else states
             held.update_conv_state(new.transpose(1, 2))
         wide = torch.promote_types(weight.dtype, torch.float32)
         taps, seen = weight[:, 0].t().to(wide), seen.to(wide)  # [W, D]
-        if sequences is not None:
-            earlier = F.pad(sequences, (window - 1, 0), value=1)
-        output = seen[:, window - 1 :] * taps[-1]
-        for place in range(window - 1):
-            part = seen[:, place : place + length]
-            if sequences is not None:
-                part = part * (earlier[:, place : place + length] == sequences)[..., None]
-            output.addcmul_(part, taps[place])
+        earlier = None if sequences is None else F.pad(sequences, (start, 0), value=1)
+        output = seen[:, start:] * taps[-1]
+        for back in range(1, window):
+            first = max(back - start, 0)  # of the tokens for which so far back there is one
+            places = slice(start + first - back, max(start + length - back, 0))
+            part = seen[:, places]
+            if earlier is not None:
+                part = part * (earlier[:, places] == sequences[:, first:])[..., None]
+            output[:, first:].addcmul_(part, taps[-1 - back])
         return output
 
 
