@@ -126,6 +126,8 @@ ROWS = [
     Row("qwen3_5_text", STATES),
     Row("qwen3_5_text", STATES | {"layer_types": [FULL, STATE], "linear_conv_kernel_dim": 2, **TIED}, shards=True),
     Row("qwen3_5_text", STATES | {"linear_num_key_heads": 1, "rope_parameters": MROPE}),
+    Row("apertus"),
+    Row("apertus", {"attention_bias": True, "hidden_act": "relu2", **TIED}, shards=True),
     Row("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
     Row("hunyuan_v1_dense", {"head_dim": 8, "attention_bias": True, **TIED}, shards=True),
     Row("granitemoe", GRANITE_EXPERTS),

@@ -12,7 +12,8 @@ from .axes import FLAG, Part, axis, flag
 
 def make_activation(name: str) -> nn.Module:
     """The activation of that name in transformers' ACT2FN; the tanh form of GELU as one operator in place of eight."""
-    return ACT2FN["gelu_pytorch_tanh" if name in ("gelu_new", "gelu_fast", "gelu_accurate") else name]
+    act = ACT2FN["gelu_pytorch_tanh" if name in ("gelu_new", "gelu_fast", "gelu_accurate") else name]
+    return act.to(torch.get_default_dtype())  # xIELU begins with bfloat16 numbers
 
 
 @dataclass(eq=False, repr=False)
