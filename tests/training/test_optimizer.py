@@ -17,8 +17,8 @@ import blockformer
 from blockformer import adamw, optimizer_groups
 from blockformer.presets import PRESETS
 
-WITH_SINKS = {"gpt_oss", "flint", "granite_swa", "granitemoe_swa", "qwen3_next", "qwen3_5_text"}
-"""Presets with attention sinks, or decays of a state, which decay by `Trainer`."""
+WITH_SINKS = {"gpt_oss", "flint", "granite_swa", "granitemoe_swa", "qwen3_next", "qwen3_5_text", "apertus"}
+"""Presets with attention sinks, decays of a state or numbers of an activation, which decay by `Trainer`."""
 GUIDE = Path(__file__).parents[2] / "docs/training.md"
 
 

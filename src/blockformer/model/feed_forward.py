@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from .axes import FLAG, Part, axis, flag
+from .axes import FLAG, SHARED, Part, axis, flag
 
 
 def make_activation(name: str) -> nn.Module:
@@ -35,6 +35,7 @@ class FeedForwardFields(Part):
 
     def share_out(self, plan, has_cross_attention):
         """Each process has some of the inner states."""
+        plan |= {"layers.*.mlp.act_fn": SHARED} if self.hidden_act == "xielu" else {}  # it has trained numbers
         if self.gated_mlp:
             plan["layers.*.mlp.gate_proj"] = "colwise"
         plan |= {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
