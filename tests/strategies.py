@@ -55,8 +55,7 @@ ROPES = (
     | {"original_max_position_embeddings": 20},
 )
 BOOLEANS = (
-    "gated_mlp attention_bias attention_output_bias mlp_bias embedding_norm lm_head_transform "
-    "tie_word_embeddings"
+    "gated_mlp attention_bias attention_output_bias mlp_bias embedding_norm lm_head_transform tie_word_embeddings"
 ).split()
 AXES = st.fixed_dictionaries(
     {name: st.booleans() for name in BOOLEANS}

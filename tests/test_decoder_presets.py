@@ -173,7 +173,7 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
             assert all(isinstance(parts[each], nn.Linear | nn.Parameter) for each in found)
     config = model.config
     whole = config.attention_sinks or config.kv_lora_rank or config.num_key_value_heads == 1
-    is_split = config.qk_norm in (True, False) and not whole
+    is_split = config.qk_norm in (True, False, "rotated") and not whole
     assert ("layers.*.self_attn.q_proj" in config.base_model_tp_plan) == is_split
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
@@ -193,7 +193,7 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
         ({"rope_layers": [True]}, "rope_layers must list a bool for each layer"),
         ({"rope_layers": [1, 0]}, "rope_layers must list a bool for each layer"),
         ({"rope_layers": [True, False], "position_type": "none"}, "rope_layers must list a bool for each layer"),
-        ({"qk_norm": "heads"}, "qk_norm must be one of true, false, per_head, projection"),
+        ({"qk_norm": "heads"}, "qk_norm must be one of true, false, per_head, projection, rotated"),
         ({"clip_qkv": -1.0}, "clip_qkv must be a positive number"),
         ({"residual_multiplier": 0}, "residual_multiplier must be a positive number"),
         ({"position_type": "alibi", "sliding_window": 4}, "sliding_window is not supported"),

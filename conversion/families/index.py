@@ -14,6 +14,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
         *("ministral", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4", "cohere", "cohere2"),
         *("starcoder2", "nemotron", "jais2", "stablelm"),
         *("ernie4_5", "hyperclovax", "internlm3", "iquestcoder", "granite_swa", "hunyuan_v1_dense"),
+        "apertus",
     ),
     ("gpt2",),
     (

@@ -141,6 +141,8 @@ ROWS = [
     Row("lfm2", CONV | {"layer_types": [FULL, FULL], "block_ffn_dim_multiplier": 1.3}),
     Row("lfm2_moe", CONV_EXPERTS),
     Row("lfm2_moe", CONV_EXPERTS | {"use_expert_bias": False, "norm_topk_prob": False, **UNTIED}, shards=True),
+    Row("apertus"),
+    Row("apertus", {"attention_bias": True, "hidden_act": "relu2", **TIED}, shards=True),
     Row("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
     Row("hunyuan_v1_dense", {"head_dim": 8, "attention_bias": True, **TIED}, shards=True),
     Row("granitemoe", GRANITE_EXPERTS),

@@ -7,12 +7,13 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from .axes import FLAG, Part, axis, flag
+from .axes import FLAG, SHARED, Part, axis, flag
 
 
 def make_activation(name: str) -> nn.Module:
     """The activation of that name in transformers' ACT2FN; the tanh form of GELU as one operator in place of eight."""
-    return ACT2FN["gelu_pytorch_tanh" if name in ("gelu_new", "gelu_fast", "gelu_accurate") else name]
+    act = ACT2FN["gelu_pytorch_tanh" if name in ("gelu_new", "gelu_fast", "gelu_accurate") else name]
+    return act.to(torch.get_default_dtype())  # xIELU begins with bfloat16 numbers
 
 
 @dataclass(eq=False, repr=False)
@@ -34,6 +35,7 @@ class FeedForwardFields(Part):
 
     def share_out(self, plan, has_cross_attention):
         """Each process has some of the inner states."""
+        plan |= {"layers.*.mlp.act_fn": SHARED} if self.hidden_act == "xielu" else {}  # it has trained numbers
         if self.gated_mlp:
             plan["layers.*.mlp.gate_proj"] = "colwise"
         plan |= {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}

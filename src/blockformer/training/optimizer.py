@@ -17,8 +17,7 @@ def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     A parameter decays if it has two or more dimensions and neither its module's class nor its name says bias or norm.
     T5's relative bias is a matrix and still a bias. For models of this package these are the groups that `Trainer`
     makes, in its order, so that its optimizer states fit. They differ in one point: `Trainer` looks at names and lets a
-    vector with an unusual one decay, which here only attention sinks and the decays of a
-    state have.
+    vector with an unusual one decay, which here only attention sinks, the decays of a state and xIELU's numbers have.
 
     Args:
         model: any module, wrapped by PEFT or not. Frozen parameters are left out, tied ones counted once.
