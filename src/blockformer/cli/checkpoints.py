@@ -88,7 +88,8 @@ def run_convert(
     if shape:
         _run_reshaped(src, dst, shape, options)
         return
-    check_conversion(src, dst, **options)
+    if not os.path.isfile(src):  # which may be of training code, and is checked when it turns out not to be
+        check_conversion(src, dst, **options)
     from blockformer.conversion import convert
 
     with progress_bar() as report_progress:
