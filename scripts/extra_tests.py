@@ -68,7 +68,9 @@ EXTRAS = {
     "own-code": Extra(
         (
             *("--no-deps", "litgpt", "lightning", "lightning-utilities", "torchmetrics", "jsonargparse"),
-            *("torchtune", "torchao", "x-transformers", "einops", "einx", "loguru", "torch-einops-utils"),
+            *("x-transformers", "einops", "einx", "loguru", "torch-einops-utils"),
+            *("torchtune", "torchao==0.13.0", "torchdata", "tiktoken", "blobfile", "omegaconf", "datasets", "pyarrow"),
+            *("pandas", "python-dateutil", "pytz", "six", "tzdata", "dill", "multiprocess", "xxhash"),
         ),
         ("tests/doctor/test_litgpt.py", "tests/doctor/test_llama_names.py", "tests/doctor/test_x_transformers.py"),
     ),
