@@ -88,7 +88,7 @@ def run_convert(
     if shape:
         _run_reshaped(src, dst, shape, options)
         return
-    if not os.path.isfile(src):  # which may be of training code, and is checked when it turns out not to be
+    if options["family"] or options["config"] or not os.path.isfile(src):  # a file may be of training code
         check_conversion(src, dst, **options)
     from blockformer.conversion import convert
 
