@@ -162,6 +162,7 @@ def test_later_names_of_torchtitan(tmp_path):
         ({"model_type": "gpt2"}, "config.json has model_type 'gpt2', and the tensors are those of llama"),
         ({"num_attention_heads": "4"}, "num_attention_heads must be a positive integer, not '4'"),
         ({"num_attention_heads": 3}, "not a multiple of the number of attention heads (3)"),
+        ({"num_attention_heads": 64}, "attention heads (64)"),
         ({"intermediate_size": 40}, "[48, 32], the model's is [40, 32]"),
         ({"num_hidden_layers": 3}, "tensors of the model that nothing fills"),
     ],

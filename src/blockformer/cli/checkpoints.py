@@ -92,7 +92,8 @@ def run_convert(
     if shape:
         _run_reshaped(src, dst, shape, options)
         return
-    check_conversion(src, dst, **options)
+    if options["family"] or options["config"] or not os.path.isfile(src):  # a file may be of training code
+        check_conversion(src, dst, **options)
     from blockformer.conversion import convert
 
     with progress_bar() as report_progress:

@@ -39,7 +39,7 @@ class WithAdapter(AnyCheckpoint):
         self.base, self.of_adapter = base, adapter
         self.folder, self.weights, self.around, self.file = adapter.folder, adapter.weights, None, None
         self._config_file, self.wrapper, self.adapter = None, None, None
-        self.config = dict(base.config)
+        self.config, self.extras = dict(base.config), base.extras
         self.kind = f"{adapter.kind} and its base model"
         self.findings = [*base.findings, *(each for each in adapter.findings if each.kind != "adapter")]
         lora = {name.removeprefix(PEFT): info for name, info in adapter.tensors.items()}

@@ -127,7 +127,7 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
     said = f"this is a checkpoint of {code.name}, which no library loads"
     try:
         settings = code.settings(found.checkpoint, found.checkpoint.extras, found.config)
-        made = code.entries(settings, headers) | ({} if code.key == CONFIG else dict(options.settings))
+        made = code.config(settings, headers) | ({} if code.key == CONFIG else dict(options.settings))
         entries = _also(found.config, made) | made
         found.layouts = layouts_of(entries, None, lambda name: torch.empty(0), None)
         groups = code.groups(headers, found.layouts)

@@ -112,7 +112,7 @@ def _ask(settings: Settings, name: str) -> None:
         options = " ".join(f"--set {each}={ASKED[each]}" for each in absent)
         raise ConversionError(
             f"{name} saves no settings, and shapes do not show {', '.join(absent)}: put the config.json of the model "
-            f"that it was made of there, name that model with --against, or say them, such as {options}"
+            f"that it was made of there, name that model with --against, or tell doctor, such as {options}"
         )
     heads = settings["num_attention_heads"]
     if type(heads) is not int or heads < 1:

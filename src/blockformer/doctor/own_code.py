@@ -116,6 +116,21 @@ class OwnCode:
             )
         return settings
 
+    def config(self, settings: Settings, tensors: Tensors) -> dict[str, Any]:
+        """The `config.json`, of settings that may hold anything.
+
+        Raises:
+            ConversionError: they are not this code's, or no model here computes the same.
+        """
+        try:
+            return self.entries(settings, tensors)
+        except ConversionError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConversionError(
+                f"the settings in {self.key} are not those of {self.name}: {type(error).__name__}: {error}"
+            ) from error
+
     def settings_file(self, checkpoint: Checkpoint) -> Path | None:
         """The file of the settings; a `*` in its name stands for the number in that of the weights."""
         if "." not in self.key:

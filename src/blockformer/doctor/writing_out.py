@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor
-from torch.distributed import checkpoint as distributed
 
 from blockformer.conversion.plan import plan_out
 from blockformer.conversion.rules.groups import Group
@@ -145,6 +144,8 @@ def _write(own: OwnCode, model: Model, weights: dict[str, Tensor], folder: Path)
     settings = None if own.back is None or own.key == CONFIG else own.back(model)
     place = folder / own.file
     if not place.suffix:
+        from torch.distributed import checkpoint as distributed  # takes long to import
+
         with quiet():
             distributed.save(weights, checkpoint_id=place, no_dist=True)
     elif "." in own.key or settings is None:

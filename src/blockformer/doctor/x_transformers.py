@@ -82,7 +82,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
     asked = ASKED | (ROTATION if has_rotation else {}) | (TIED if HEAD not in tensors else {})
     if absent := [name for name in asked if name not in settings]:
         options = "; ".join(f"--set {name}=... ({asked[name]})" for name in absent)
-        raise ConversionError(f"x-transformers saves no settings, and no tensor shows these; say them: {options}")
+        raise ConversionError(f"x-transformers saves no settings, and no tensor shows these; tell doctor: {options}")
     kind, heads = settings["model_type"], settings["num_attention_heads"]
     lines = [] if kind in CLASSES else [f"model_type is {said(kind)}, not one of {', '.join(CLASSES)}"]
     if has_rotation and has_table:
