@@ -38,7 +38,7 @@ class Layouts:
         tied: published name -> the published name of the tensor that it is tied to.
         optional: published names that may be missing.
         family, variant: None for a model in our own layout, whose three layouts are one.
-        is_stacked: whether the checkpoint has its experts as the class does.
+        names_in_class: published name -> the names that the official class has for it in memory.
     """
 
     config: PretrainedConfig
@@ -49,6 +49,7 @@ class Layouts:
     optional: frozenset[str] = frozenset()
     family: Family | None = None
     variant: CheckpointVariant | None = None
+    names_in_class: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def known(self) -> set[str]:
@@ -114,7 +115,8 @@ def layouts_of(
     def published(ours: Mapping[str, Shape]) -> Iterable[str]:
         return (spelled.stored(name) for name in layout.shapes_before(ours))
 
-    targets = (target for group in made for target in group.targets)
+    targets = [target for group in made for target in group.targets]
+    names_in_class = {spelled.stored(target.name): group.sources for group in made for target in group.targets}
     ties = {a: b for name, source in tied.items() for a, b in _pairs(published, shapes, name, source)}
     optional = {name: shapes[name] for name in tied} | pooler
     return Layouts(
@@ -126,6 +128,7 @@ def layouts_of(
         frozenset([*ties, *published(optional)]),
         family,
         variant,
+        names_in_class,
     )
 
 

@@ -1,10 +1,11 @@
 """Findings about the numbers in a checkpoint: dtypes, NaN, zeros, weights that nobody trained or nobody changed."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+import transformers
 
 from blockformer.conversion.families.base import HEAD_ONLY
 from blockformer.conversion.rules.ties import check_tied
@@ -23,11 +24,38 @@ KEPT_WIDE = ("e_score_correction_bias", "inv_freq", "A_log", "logit_scale", "mas
 """Ends of names of tensors that many models keep in float32."""
 
 
-def of_dtypes(tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any]) -> list[Finding]:
-    """Where dtypes are mixed, or `config.json` says another one."""
+def kept_wide(layouts: Layouts | None) -> set[str]:
+    """Published names of the tensors that the official class keeps in float32 when it is loaded in 16 bits."""
+    if layouts is None or layouts.variant is None:
+        return set()
+    official = getattr(transformers, layouts.variant.head, None)
+    lists = (getattr(official, f"_keep_in_fp32_modules{end}", None) for end in ("", "_strict"))
+    parts = {part for each in lists for part in each or ()}
+
+    def is_kept(name: str) -> bool:
+        return any(f".{part}." in f".{name}." for part in parts)
+
+    return {name for name, others in layouts.names_in_class.items() if any(map(is_kept, others))}
+
+
+def of_dtypes(
+    tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any], kept: Collection[str] = ()
+) -> list[Finding]:
+    """Where dtypes are mixed, or `config.json` says another one.
+
+    Args:
+        tensors: name -> header.
+        entries: of `config.json`.
+        kept: see `kept_wide`.
+    """
     if any(entries.get(name) for name in FIELDS):
         return []
-    plain = {name: info.dtype for name, info in tensors.items() if info.dtype in PLAIN and not name.endswith(KEPT_WIDE)}
+
+    def may_differ(name: str, dtype: torch.dtype) -> bool:
+        return name.endswith(KEPT_WIDE) or (name in kept and dtype is torch.float32)
+
+    plain = {name: info.dtype for name, info in tensors.items() if info.dtype in PLAIN}
+    plain = {name: dtype for name, dtype in plain.items() if not may_differ(name, dtype)} or plain
     counts = Counter(plain.values()).most_common()
     findings = []
     if counts[1:]:
@@ -67,9 +95,20 @@ def of_ties(written: Checkpoint, layouts: Layouts, entries: Mapping[str, Any]) -
 
 
 def of_numbers(
-    checkpoint: Checkpoint, other: Checkpoint | None, title: str, progress: Progress
+    checkpoint: Checkpoint,
+    other: Checkpoint | None,
+    title: str,
+    progress: Progress,
+    unread: Collection[str] = (),
 ) -> tuple[list[Finding], dict[str, Values]]:
-    """What the numbers of a checkpoint say, compared with another checkpoint if there is one."""
+    """What the numbers of a checkpoint say, compared with another checkpoint if there is one.
+
+    Args:
+        checkpoint, other: the two.
+        title: of the other.
+        progress: receives progress reports.
+        unread: names of tensors that the model does without, such as the pooler of a masked language model.
+    """
     theirs = {} if other is None else other.tensors
     comparable = [
         name
@@ -79,7 +118,7 @@ def of_numbers(
     parts = None if other is None else other.parts
     values = values_of(checkpoint.tensors, checkpoint.parts, parts, comparable, progress)
     infos = checkpoint.tensors
-    return [*_broken(values, infos), *_untrained(values, infos), *_unchanged(values, title)], values
+    return [*_broken(values, infos), *_untrained(values, unread), *_unchanged(values, title)], values
 
 
 def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
@@ -88,7 +127,8 @@ def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> li
         said = f"NaN or infinite numbers in {counted(len(bad), 'tensor')}:{listed(map(shown, bad), 6)}"
         fix = "take an earlier checkpoint: training diverged, or the file was cast to a dtype with too small a range"
         findings.append(Finding("nonfinite", ERROR, said, fix, names=tuple(bad)))
-    zero = [name for name, each in values.items() if each.constant == 0 and len(infos[name].shape) > 1]
+    # A row by itself is no matrix: BART's final_logits_bias, [1, V], is zero in most checkpoints.
+    zero = [name for name, each in values.items() if each.constant == 0 and sum(n > 1 for n in infos[name].shape) > 1]
     if zero:
         said = f"{counted(len(zero), 'matrix', 'matrices')} {are(zero)} all zero:{listed(map(shown, zero), 6)}"
         fix = "save again: a ZeRO-3 or FSDP run that saves without gathering writes zeros, and so does a meta device"
@@ -96,7 +136,7 @@ def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> li
     return findings
 
 
-def _untrained(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
+def _untrained(values: Mapping[str, Values], unread: Collection[str]) -> list[Finding]:
     judged = {name: each.is_drawn for name, each in values.items() if each.is_drawn is not None}
     drawn = [name for name, is_drawn in judged.items() if is_drawn]
     if not drawn:
@@ -105,12 +145,15 @@ def _untrained(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) ->
         said = f"all {len(judged)} matrices look freshly initialised: nothing was trained"
         fix = "if it was trained, the training code saved another model than the one that it trained"
         return [Finding("fresh", WARNING, said, fix, names=tuple(drawn))]
-    said = f"{len(drawn)} of {len(judged)} matrices look freshly initialised:{listed(map(shown, drawn), 6)}"
+    said = f"{len(drawn)} of {len(judged)} matrices look freshly initialised"
+    names = listed(map(shown, drawn), 6)
+    if {*drawn} <= {*unread}:
+        return [Finding("fresh", NOTE, f"{said}, and this model does not read them:{names}", names=tuple(drawn))]
     fix = (
         "train them, or look for their weights: a library that misses a name draws the tensor at random, and saving "
         "then writes it"
     )
-    return [Finding("fresh", WARNING, said, fix, names=tuple(drawn))]
+    return [Finding("fresh", WARNING, f"{said}:{names}", fix, names=tuple(drawn))]
 
 
 def _unchanged(values: Mapping[str, Values], title: str) -> list[Finding]:
