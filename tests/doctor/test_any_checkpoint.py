@@ -192,7 +192,7 @@ def test_an_index_and_its_files(tmp_path):
 @pytest.mark.parametrize(
     ("names", "kind", "sentence"),
     [
-        (["global_step9/mp_rank_00_model_states.pt", "latest"], "zero", "python -m deepspeed.utils.zero_to_fp32"),
+        (["global_step9/mp_rank_00_model_states.pt", "latest"], "zero", "the optim_states files are missing"),
         (["model.gguf"], "gguf", "this is a GGUF file for llama.cpp"),
         (["consolidated.00.pth"], "consolidated", "in the layout of their maker's own code"),
         (["lit_model.pth"], "litgpt", "litgpt convert_from_litgpt"),

@@ -21,7 +21,8 @@ from .finding import ERROR, WARNING, Finding
 from .llama2_c import LLAMA2_C, read_numbers
 from .pieces import Pieced
 from .rank_files import read_rank_files
-from .weight_files import ADAPTER, DISTRIBUTED, RANKS, Weights, weights_in
+from .weight_files import ADAPTER, DISTRIBUTED, RANKS, ZERO, Weights, weights_in
+from .zero import Flat, read_zero
 
 WRAPPING_KEYS = (*STATE_DICTS, "module")
 """Keys of pickled files that hold a state dict: of training scripts, Lightning, DeepSpeed."""
@@ -51,7 +52,7 @@ class AnyCheckpoint(Checkpoint):
         self.adapter: dict[str, Any] | None = None
         self.extras: dict[str, Any] = {}
         self._given = config
-        self._pieces: dict[str, Pieced] = {}
+        self._pieces: dict[str, Pieced | Flat] = {}
         self._plain: set[Path] = set()
         path = Path(source)
         if not path.exists():
@@ -113,6 +114,8 @@ class AnyCheckpoint(Checkpoint):
             self._take_pieces(read_distributed(weights.files[0].parent))
         elif weights.kind == RANKS and weights.files:
             self._take_pieces(read_rank_files(weights.files))
+        elif weights.kind == ZERO and weights.files:
+            self._take_pieces(read_zero(weights.files[0].parent))
         for path in [] if self._pieces else weights.files:
             self._note(path)
             try:
@@ -131,8 +134,8 @@ class AnyCheckpoint(Checkpoint):
                     said = f"{shown(info.name)} is in {where}; the first is read"
                     self.findings.append(Finding("twice", ERROR, said, "remove one of the files", names=(info.name,)))
 
-    def _take_pieces(self, pieces: dict[str, Pieced]) -> None:
-        self._pieces = pieces
+    def _take_pieces(self, pieces: Mapping[str, Pieced | Flat]) -> None:
+        self._pieces = dict(pieces)
         self.tensors = {name: each.info for name, each in pieces.items()}
         for path in sorted({file for each in pieces.values() for file in each.files}):
             self._note(path)

@@ -23,10 +23,12 @@ from .examination import Examination, examine
 from .finding import ERROR, WARNING, Diagnosis, Finding
 from .options import Options
 from .weight_files import ADAPTER
-from .weight_numbers import of_dtypes, of_numbers, of_ties, rows_of
+from .weight_numbers import kept_wide, of_dtypes, of_numbers, of_ties, rows_of
 
 SAID_ELSEWHERE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
 """Entries of `config.json` that describe the file, and not the model."""
+EARLIER = {"eos_token_ids"}
+"""Entries that transformers wrote into every config in 2020."""
 
 
 def diagnose(
@@ -104,8 +106,12 @@ def diagnosis_of(
         is_mendable=found.is_whole,
     )
     result.add([*checkpoint.findings, *found.findings])
-    if checkpoint.kind != ADAPTER and checkpoint.tensors:
-        result.add(of_dtypes(checkpoint.tensors, found.config))
+    kinds = {each.kind for each in result.findings}
+    if "shards" in kinds:  # what is missing with the files is no finding of its own
+        result.findings = [each for each in result.findings if each.kind != "missing"]
+    is_plain = "mlx" not in kinds
+    if checkpoint.kind != ADAPTER and checkpoint.tensors and is_plain:
+        result.add(of_dtypes(checkpoint.tensors, found.config, kept_wide(found.layouts)))
         if found.layouts is not None:
             ties = [] if quick else of_ties(written, found.layouts, found.config)
             result.add(ties)
@@ -117,9 +123,10 @@ def diagnosis_of(
     if other is not None:
         result.add(_differences(found.config, other.config, title))
         result.add(moved_tokens(checkpoint.folder, other.folder, title))
-    if not quick and checkpoint.tensors:
+    if not quick and checkpoint.tensors and is_plain:
         same_names = found.layouts is not None and found.groups
-        findings, _ = of_numbers(written if same_names else checkpoint, other, title, progress)
+        unread = () if found.layouts is None else found.layouts.optional
+        findings, _ = of_numbers(written if same_names else checkpoint, other, title, progress, unread)
         result.add(findings)
     open_ = (each.kind for each in result.findings if each.severity == ERROR and not each.is_mended)
     result.is_mendable &= not any(kind in BLOCKING for kind in open_)
@@ -138,7 +145,8 @@ def _of_settings(found: Examination) -> list[Finding]:
         family = found.layouts.family if found.layouts is not None else family_of(found.config)
     except ConversionError:
         return []
-    notes = family.unused_note(found.config, only_misspelt=True) if family is not None else []
+    entries = {name: value for name, value in found.config.items() if name not in EARLIER}
+    notes = family.unused_note(entries, only_misspelt=True) if family is not None else []
     return [Finding("misspelt", WARNING, note, "correct the names") for note in notes]
 
 

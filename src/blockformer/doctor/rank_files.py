@@ -104,6 +104,18 @@ def read_shards(path: Path) -> dict[str, Shard]:
     Raises:
         CheckpointError: it is damaged, or split in a way that is not read.
     """
+    loaded, places = contents_of(path)
+    named = ((str(name), value) for name, value in _flat(loaded))
+    found = ((name, _shard(name, value, path, places)) for name, value in named)
+    return {name: shard for name, shard in found if shard is not None}
+
+
+def contents_of(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
+    """What a file of `torch.save` holds, with stand-ins, and where its blocks of data begin and how long they are.
+
+    Raises:
+        CheckpointError: it is damaged, or not such a file.
+    """
     with open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
@@ -112,9 +124,7 @@ def read_shards(path: Path) -> dict[str, Shard]:
                 loaded = unpickled(archive.open(pickles[0]), pickles[0].file_size, str(path)) if pickles else {}
         except (zipfile.BadZipFile, OSError, EOFError) as error:
             raise CheckpointError(f"{path}: damaged, or not a file that torch.save writes; copy it again") from error
-    named = ((str(name), value) for name, value in _flat(loaded))
-    found = ((name, _shard(name, value, path, places)) for name, value in named)
-    return {name: shard for name, shard in found if shard is not None}
+    return loaded, places
 
 
 def _records(file: BinaryIO, members: Iterable[zipfile.ZipInfo]) -> dict[str, tuple[int, int]]:
@@ -140,7 +150,7 @@ def _shard(name: str, value: Any, path: Path, places: dict[str, tuple[int, int]]
     if name_of(value) == "_rebuild_parameter":
         return _shard(name, value.arguments[0], path, places)
     if name_of(value) == "_rebuild_tensor_v2":
-        info = _info(name, value, path, places)
+        info = header_of(name, value, path, places)
         return Shard(info, info.shape, None)
     if name_of(value) != "_rebuild_from_type_v2" and "Sharded" not in name_of(value):
         return None
@@ -157,10 +167,10 @@ def _shard(name: str, value: Any, path: Path, places: dict[str, tuple[int, int]]
             f"{path}: {shown(name)} is split over several axes of processes ({listed(map(name_of, placements))}): "
             f"{CONSOLIDATE}"
         )
-    return Shard(_info(name, state["_local_tensor"], path, places), shape, dims[0] if dims else None)
+    return Shard(header_of(name, state["_local_tensor"], path, places), shape, dims[0] if dims else None)
 
 
-def _info(name: str, value: Any, path: Path, places: dict[str, tuple[int, int]]) -> TensorInfo:
+def header_of(name: str, value: Any, path: Path, places: dict[str, tuple[int, int]]) -> TensorInfo:
     """The header of plain data: `_rebuild_tensor_v2(storage, offset, shape, strides, ...)`."""
     if name_of(value) == "_rebuild_parameter":
         value = value.arguments[0]

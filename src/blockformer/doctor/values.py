@@ -25,6 +25,8 @@ SIGMAS = 5.0
 """How many standard deviations from a draw's expected value still count as a draw."""
 SAMPLED = 3
 """Parts of a large tensor that are judged: its first, its middle and its last."""
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+"""Dtypes of which torch finds no minimum."""
 KURTOSES = {3.0: 24.0, 2.829: 10.6, 2.366: 3.8, 1.8: 0.66}
 """Kurtosis of normal numbers, of those cut at 3 and at 2 deviations, of uniform ones -> n times a sample's variance."""
 
@@ -80,7 +82,7 @@ def _values(info: TensorInfo, parts: Iterator[Tensor], others: Iterator[Tensor] 
     chosen = [share * whole / max(1, SAMPLED - 1) for share in range(SAMPLED)]
     for part in parts:
         bad += nonfinite(part)
-        wide = part.float() if part.is_floating_point() else part
+        wide = part.float() if part.is_floating_point() or part.dtype in UNSIGNED else part
         if part.numel() and not part.is_complex():
             low, high = min(low, wide.min().item()), max(high, wide.max().item())
         if others is not None and equal:

@@ -4,26 +4,33 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from blockformer.files.containers import ADAPTERS as ADAPTER_FILES
-from blockformer.files.containers import OTHER_STATE, RANK, adapter_said, container_of, shard_said
+from blockformer.files.containers import (
+    NOT_WEIGHTS,
+    OTHER_STATE,
+    RANK,
+    adapter_said,
+    container_of,
+    folders_with_weights,
+    shard_said,
+    without_model,
+)
 from blockformer.files.errors import CheckpointError, ConversionError, shown
 from blockformer.files.names import PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHTS, weight_map
 
 from .distributed import METADATA
 from .finding import ERROR, NOTE, WARNING, Finding
 from .rank_files import rank_files
+from .zero import zero_files, zero_folder
 
 ADAPTER = "a LoRA adapter"
 DISTRIBUTED = "a distributed checkpoint (DCP)"
 RANKS = "FSDP shards"
+ZERO = "the parts of DeepSpeed ZeRO"
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
-NOT_WEIGHTS = re.compile(
-    r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state|colbert_linear|sparse_linear)"
-    r".*"
-)
-"""Names of pickled files that hold no weights of a model."""
 
 
 @dataclass
@@ -81,8 +88,17 @@ def _in_folder(folder: Path) -> Weights:
             return Weights(RANKS, ranks, [_joined_note(RANKS)])
     except CheckpointError as error:
         return Weights(RANKS, [], [Finding("file", ERROR, str(error))])
+    try:
+        if place := zero_folder(folder):
+            return Weights(ZERO, [*chain(*zero_files(place))], [_joined_note(ZERO)])
+    except CheckpointError as error:
+        return Weights(ZERO, [], [Finding("zero", ERROR, str(error))])
     if other := container_of(names, folder):
-        return Weights("no weights that libraries read", [], [Finding(other[0].name, ERROR, *other[1:])])
+        kind, said, fix = other
+        if kind.name == "zero":
+            said += ", and the optim_states files are missing"
+            fix = "copy them too; the model in 16 bits may be in mp_rank_00_model_states.pt: name that file"
+        return Weights("no weights that libraries read", [], [Finding(kind.name, ERROR, said, fix)])
     return _unusual(folder, names)
 
 
@@ -140,7 +156,7 @@ def _extras(folder: Path, found: Weights) -> list[Finding]:
         if {single, index} <= {*names}:
             said = f"{single} and {index} are both there, and {single} is read"
             findings.append(Finding("index", WARNING, said, "remove the one that is older"))
-    inner = sorted(path.parent.name for path in folder.glob("*/config.json") if _has_weights(path.parent))
+    inner = folders_with_weights(folder)
     if inner:
         where = f"the subfolder{'s' * (len(inner) > 1)} {_some(inner)}"
         if found.files:
@@ -150,14 +166,9 @@ def _extras(folder: Path, found: Weights) -> list[Finding]:
             said = f"the model lies in {where}"
             findings.append(Finding("subfolder", ERROR, said, f"name {folder / inner[-1]}"))
     elif not found.files and not found.findings:
-        findings.append(
-            Finding("no-weights", ERROR, f"there are no weights among {len(names)} files", "name the folder with them")
-        )
+        what = without_model(folder, names) or (f"there are no weights among {len(names)} files", "name their folder")
+        findings.append(Finding("no-weights", ERROR, *what))
     return findings
-
-
-def _has_weights(folder: Path) -> bool:
-    return any((folder / name).exists() for pair in WEIGHTS for name in pair)
 
 
 def _distributed(folder: Path) -> Path | None:

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from . import pickled
 from .config_file import check_bounds, check_tensors, is_ours, read_config
-from .containers import container_of
+from .containers import what_it_is
 from .earlier_names import present_name
 from .errors import CheckpointError, listed, memory_errors, shown
 from .json_files import read_json
 from .model_place import AROUND, model_elsewhere
 from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
+from .quantized import packed_by_mlx
 from .regular import open_regular
 from .safetensors_io import TensorInfo, read_header, read_parts, read_tensor
 from .sources import Source
@@ -97,6 +98,8 @@ class Checkpoint:
             return
         if elsewhere := model_elsewhere(self.folder):
             raise CheckpointError(f"{self.folder}: {elsewhere}")
+        if not os.path.lexists(self.path("config.json")) and (what := what_it_is(self.folder)):
+            raise CheckpointError(f"{self.folder}: no config.json; {what}")
         self.config = read_config(self.member("config.json"))
         files, weight_map = self._weights()
         missing = [shown(name) for name in files if not (self.folder / name).exists()]
@@ -112,6 +115,8 @@ class Checkpoint:
             problems += self._differences(weight_map)
         if problems:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
+        if packed := packed_by_mlx(self.tensors):
+            raise CheckpointError(f"{self.folder}: {'; '.join(packed)}")
         check_tensors(self.folder, self.config, self.tensors)
         of_ours = is_ours(self.config)
         if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and of_ours else [])]):
@@ -171,11 +176,12 @@ class Checkpoint:
         plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
         if plain:
             return f"; leave out variant and use_safetensors to read {plain[0]}"
-        if kind := container_of([path.name for path in self.folder.iterdir()], self.folder):
-            return f"; {kind[1]}: {kind[2]}"
         found = (VARIANT.fullmatch(path.name) for path in sorted(self.folder.iterdir()))
         there = sorted({match["variant"] for match in found if match})
-        return f"; with variant='{there[0]}' (--variant {there[0]}) others are read" if there else ""
+        if there:
+            return f"; with variant='{there[0]}' (--variant {there[0]}) others are read"
+        what = what_it_is(self.folder)
+        return "" if what is None else f"; {what}"
 
     def _headers(self, path: Path) -> list[TensorInfo]:
         if path.suffix in PICKLED_SUFFIXES:

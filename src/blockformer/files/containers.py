@@ -8,15 +8,25 @@ from pathlib import Path
 
 from .errors import CheckpointError, shown
 from .json_files import read_json
-from .names import WEIGHTS
+from .names import PICKLED_SUFFIXES, WEIGHTS
 
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 RANK = re.compile(r"(?P<start>.*?)(world_size_(?P<world>\d+)_)?rank[_-]?(?P<rank>\d+)(?P<end>\.(pt|pth|bin|ckpt))")
 """The name of the file that one process of an FSDP run writes."""
 OTHER_STATE = re.compile(r"(optim|optimizer|extra|rng|random|scheduler|grad_scaler|data|zero_pp|bf16_zero|mp_)")
 """How the names of files of processes begin that hold no weights, or not in this way."""
+NOT_WEIGHTS = re.compile(
+    r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state|colbert_linear|sparse_linear)"
+    r".*"
+)
+"""Names of pickled files that hold no weights of a model."""
 OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
 JOIN = "blockformer doctor {folder} --mend NEW writes a plain checkpoint of it"
+
+ZERO_REMEDY = (
+    "join them with DeepSpeed's own program: python -m deepspeed.utils.zero_to_fp32 {folder} NEW --safe_serialization "
+    "(the folder has it as zero_to_fp32.py too, which is code of that folder)"
+)
 
 
 @dataclass(frozen=True)
@@ -47,8 +57,7 @@ CONTAINERS = (
         "zero",
         ("global_step", "zero_pp_rank", "bf16_zero_pp_rank"),
         "these are the parts that DeepSpeed ZeRO saves",
-        "join them with DeepSpeed's own program: python -m deepspeed.utils.zero_to_fp32 {folder} NEW "
-        "--safe_serialization (the folder has it as zero_to_fp32.py too, which is code of that folder)",
+        JOIN,
     ),
     Container(
         "fsdp",
@@ -72,7 +81,10 @@ CONTAINERS = (
         "these are weights in the layout of their maker's own code, whose queries and keys have another order",
         "name the repo in transformers' layout",
     ),
-    Container("onnx", ("onnx",), "this is a model for ONNX", "name the checkpoint that it was exported from"),
+    Container(
+        "onnx", ("onnx", "model.onnx"), "this is a model for ONNX", "name the checkpoint that it was exported from"
+    ),
+    Container("mlx", ("weights.npz",), "these are weights for MLX", "name the checkpoint that they were made of"),
 )
 
 
@@ -102,12 +114,45 @@ FSDP_SHARD = Container("fsdp-shard", (), "this is an FSDP shard", JOIN)
 def what_it_is(place: Path) -> str | None:
     """What a folder or file is, and the remedy, in one sentence; None if its files show nothing unusual."""
     folder = place if place.is_dir() else place.parent
-    names = [path.name for path in place.iterdir()] if place.is_dir() else [place.name]
+    names = sorted(path.name for path in place.iterdir()) if place.is_dir() else [place.name]
     adapter = adapter_said(folder) if {*names} & {*ADAPTERS} else None
     if adapter is not None:
         return "; ".join(adapter)
     found = container_of(names, folder)
-    return None if found is None else f"{found[1]}: {found[2]}"
+    if found is not None:
+        return f"{found[1]}: {found[2]}"
+    said = without_model(folder, names) if place.is_dir() else None
+    return None if said is None else ": ".join(said)
+
+
+def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | None:
+    """What a folder without weights under the usual names is, and the remedy; None if it has some, or shows nothing."""
+    if any(name in names for pair in WEIGHTS for name in pair):
+        return None
+    if not names:
+        return "the folder is empty", "name the one with the model"
+    if inner := folders_with_weights(folder):
+        where = f"the model lies in the subfolder{'s' * (len(inner) > 1)} {', '.join(map(shown, inner[:4]))}"
+        return where, f"name {folder / inner[-1]}"
+    pickles = [name for name in names if name.endswith(PICKLED_SUFFIXES)]
+    weights = [name for name in pickles if not NOT_WEIGHTS.fullmatch(name)]
+    if weights:
+        said = f"the weights are called {shown(weights[0])}, and libraries look for {WEIGHTS[0][0]}"
+        return said, f"blockformer doctor {folder / weights[0]} says what they are"
+    if pickles or "trainer_state.json" in names:
+        said = f"there is only the state of a training run ({', '.join((pickles or ['trainer_state.json'])[:3])})"
+        return said, "the model was not saved or not copied: name a checkpoint that has it"
+    return None
+
+
+def folders_with_weights(folder: Path) -> list[str]:
+    """The subfolders that hold a model, those of steps in the order of their numbers."""
+    found = {path.parent.name for path in folder.glob("*/config.json") if _has_weights(path.parent)}
+    return sorted(found, key=lambda name: (int("".join(filter(str.isdecimal, name)) or 0), name))
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / name).exists() for pair in WEIGHTS for name in pair)
 
 
 def shard_said(ranks: Collection[re.Match[str]], folder: Path) -> tuple[str, str]:

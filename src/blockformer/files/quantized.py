@@ -39,6 +39,16 @@ def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -
         )
 
 
+def packed_by_mlx(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | None:
+    """The sentence on weights that MLX has packed, and the remedy; None if none are: integers, scales and biases."""
+    stems = [name.removesuffix("weight") for name, info in tensors.items() if info.dtype is torch.uint32]
+    packed = [stem for stem in stems if {f"{stem}scales", f"{stem}biases"} <= {*tensors}]
+    if not packed:
+        return None
+    fix = "make plain ones with mlx_lm.convert --dequantize, or take the checkpoint that it was made of"
+    return f"MLX has packed {len(packed)} of the weights in few bits ({shown(packed[0] + 'weight')})", fix
+
+
 def refuse_quantized(entries: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -> None:
     """Refuse a repo of ours whose weights a library has quantized, or whose `config.json` says so.
 

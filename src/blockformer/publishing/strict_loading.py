@@ -5,13 +5,14 @@ of another shape are all listed.
 """
 
 import os
+import pickle  # nosec B403 # only for the name of its error
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers.modeling_utils import str_to_torch_dtype
 from transformers.utils import (
     SAFE_WEIGHTS_INDEX_NAME,
@@ -25,15 +26,20 @@ from transformers.utils.hub import get_checkpoint_shard_files
 
 from ..declared_fields import of_the_package
 from ..files import earlier_names
+from ..files.checkpoint import Checkpoint
 from ..files.containers import what_it_is
+from ..files.errors import ConversionError
 from ..files.json_files import strict_json
 from ..files.names import of_a_wrapper
 from ..files.quantized import without_empty
+from ..files.regular import LFS_POINTER
 from ..model.awq_linear import QuantizedLinear
 from ..model.axes import BLOCKS
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
 
+UNREADABLE = (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError)
+"""What libraries raise of damaged files of weights."""
 SAFE, PICKLED = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 logger = logging.get_logger(__name__)
 
@@ -60,8 +66,11 @@ def plug_in() -> None:
             model, info = load(cls, source, *model_args, **asked)
         except OSError as error:  # no weights that the library knows
             folder = os.path.join(source or "", kwargs.get("subfolder") or "")
-            if source and os.path.isdir(folder) and (what := what_it_is(Path(folder))):
-                raise OSError(f"{source}: {what}") from error
+            if source and os.path.isdir(folder):
+                if what := what_it_is(Path(folder)):
+                    raise OSError(f"{source}: {what}") from error
+                if what := _damage_in(folder):
+                    raise OSError(what) from error
             raise
         except WeightsError as error:
             if problem := of_a_wrapper(error.unexpected):
@@ -73,6 +82,19 @@ def plug_in() -> None:
             asked["key_mapping"] = {**earlier_names.key_mapping(config), **(kwargs.get("key_mapping") or {})}
             model, info = load(cls, source, *model_args, **asked)
             vars(model).pop("_weight_conversions", None)  # by which it would be saved under the earlier names
+        except UNREADABLE as error:
+            folder = os.path.join(source or "", kwargs.get("subfolder") or "")
+            if source and os.path.isdir(folder) and (what := _damage_in(folder)):
+                raise OSError(what) from error
+            raise
+        if (
+            info["mismatched_keys"]
+            and not may_differ
+            and source
+            and os.path.isdir(source)
+            and (what := _damage_in(source))
+        ):
+            raise WeightsError(what)
         _check_shapes(source or "state_dict", () if may_differ else info["mismatched_keys"])
         if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
             tensors = kwargs.get("state_dict") or {}
@@ -85,6 +107,15 @@ def plug_in() -> None:
     BlockformerPreTrainedModel.load_state_dict = _load_state_dict
     BlockformerConfig.from_dict = classmethod(_from_dict)
     setattr(BlockformerConfig, "_dict_from_json_file", classmethod(_read_json_file))  # noqa: B010 - see engine/__init__.py
+
+
+def _damage_in(folder: str) -> str | None:
+    """What is wrong with the files of weights in a folder; None if they can be read."""
+    try:
+        with Checkpoint(folder):
+            return None
+    except ConversionError as error:
+        return str(error)
 
 
 def _load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
@@ -115,7 +146,10 @@ def _config_of(cls, source, options):
 
 def _read_json_file(cls, json_file):
     with open(json_file, encoding="utf-8") as file:
-        return parse_config_json(file.read(), str(json_file))
+        text = file.read()
+    if text.startswith(LFS_POINTER.decode()):
+        raise ValueError(f"{json_file}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    return parse_config_json(text, str(json_file))
 
 
 def _from_dict(cls, config_dict, **kwargs):

@@ -126,7 +126,7 @@ def verify(
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(config, dict) or str(model_type) not in CONFIGS:
         what = "no config.json" if config is None else f"model_type {shown(model_type)}"
-        if config is None and (other := what_it_is(folder)):
+        if config is None and (other := _without_config(folder)):
             what += f" ({other})"
         raise ConversionError(f"{repo}: {what}, so this is not a repo of Blockformer; verify checks no others")
     kind = CONFIGS[str(model_type)]
@@ -369,6 +369,17 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
             found.add("weights", f"{key} is {list(info.shape)}, the config says {list(wanted.shape)}")
         elif info.dtype.is_floating_point != wanted.dtype.is_floating_point:
             found.add("weights", f"{key} is {info.dtype}, where the model has {wanted.dtype}")
+
+
+def _without_config(folder: Path) -> str | None:
+    """What a folder is, whose `config.json` is missing or damaged."""
+    if not (folder / "config.json").is_file():
+        return what_it_is(folder)
+    try:
+        read_json_value(folder / "config.json")
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def _read(path: Path) -> Any:
