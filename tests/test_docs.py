@@ -54,6 +54,7 @@ PAIRS = {
     "index": (PAGE.parent / "index.md", PAGE_ZH.parent / "index.md"),
     "from-transformers": (PAGE.parent / "from-transformers.md", PAGE_ZH.parent / "from-transformers.md"),
     "comparison": (PAGE.parent / "comparison.md", PAGE_ZH.parent / "comparison.md"),
+    "own-training-code": (PAGE.parent / "own-training-code.md", PAGE_ZH.parent / "own-training-code.md"),
     "commands": (PAGE.parent / "commands.md", PAGE_ZH.parent / "commands.md"),
     "fine-tune": (PAGE.parent / "fine-tune.md", PAGE_ZH.parent / "fine-tune.md"),
     "publish": (PAGE.parent / "publish.md", PAGE_ZH.parent / "publish.md"),

@@ -61,6 +61,23 @@ def doctor(
     dtype: Annotated[
         str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
     ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--map",
+            metavar="NAMES.json",
+            help="For weights of your own code: its names, and those of a family that computes the same.",
+            show_default=False,
+        ),
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Safetensors with input_ids and logits of your own code, which the mended model must compute.",
+            show_default=False,
+        ),
+    ] = None,
     max_shard_size: ShardSize = "5GB",
     force: Force = False,
     revision: Revision = None,
@@ -80,6 +97,8 @@ def doctor(
         "gate_up": gate_up,
         "lora_scale": lora_scale,
         "dtype": dtype,
+        "names": names,
+        "check": check,
     }
     reading = reading_of(revision, subfolder, None, local_files_only)
     run_doctor(src, against, mend, as_json, quick, list(setting or ()), force, max_shard_size, choices, **reading)
@@ -109,6 +128,8 @@ def run_doctor(
     options = Options(settings=settings_from(settings), **choices)
     if target is None and force:
         raise ConversionError("--force needs --mend: it replaces the folder that --mend writes")
+    if target is None and options.check is not None:
+        raise ConversionError("--check needs --mend: it runs the model that --mend writes")
     with progress_bar() as report_progress:
         if target is None:
             found = diagnose(source, against, options=options, quick=quick, progress=report_progress, **reading)

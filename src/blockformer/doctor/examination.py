@@ -18,7 +18,7 @@ from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.groups import Group, Target
 from blockformer.conversion.rules.operations import Identity
 from blockformer.files.errors import ConversionError, MisfitError, shown
-from blockformer.files.quantized import FIELDS, check_plain
+from blockformer.files.quantized import FIELDS, check_plain, packed_by_mlx
 from blockformer.files.quiet import quiet
 from blockformer.files.safetensors_io import TensorInfo
 
@@ -29,13 +29,17 @@ from .kin import all_known_beginnings, kin
 from .layouts import Layouts, layouts_of
 from .llama2_c import LLAMA2_C
 from .lora import merged
+from .mapped import mapped
 from .name_findings import example, of_error, of_fits, of_layout, of_names, wrong_shapes
+from .name_map import read_map
 from .nano_gpt import NANO_GPT
 from .options import Options
 from .prefixes import unwrapped
 from .renames import asked_renames, with_renames
 from .weight_files import ADAPTER
 
+FEWEST = 4
+"""Tensors whose names say something of the family; any three are somebody's."""
 TRIES = 4
 """Changes of `config.json` that are made one after the other."""
 
@@ -80,6 +84,12 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
         names.pop(name)
     _note_what_is_asked(found, options)
     if not names or checkpoint.kind == ADAPTER:
+        return found
+    if packed := packed_by_mlx(checkpoint.tensors):
+        found.findings.append(Finding("mlx", ERROR, *packed))
+        return found
+    if options.names is not None:
+        _map(found, names, options)
         return found
     if not found.config.get("model_type") and _is_of_own_code(found, names, options):
         return found
@@ -129,6 +139,20 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
     return True
 
 
+def _map(found: Examination, names: Mapping[str, str], options: Options) -> None:
+    """Fill in the model that a file of names makes of the tensors."""
+    tensors = found.checkpoint.tensors
+    settings = {**options.settings, **({} if options.dtype is None else {"dtype": options.dtype})}
+    made = mapped(read_map(options.names or ""), tensors, names, found.checkpoint.config, settings, options.family)
+    found.config, found.layouts, found.groups = made.config, made.layouts, _cast(made.groups, options.dtype)
+    if made.layouts.family is not None:
+        with quiet():
+            found.plan = plan_official(found.written, options.family, None)
+    found.is_whole = True
+    found.findings += made.findings
+    found.changes += made.changes
+
+
 def _note_what_is_asked(found: Examination, options: Options) -> None:
     """What the user says is wrong, as a finding each."""
     asked = [
@@ -156,11 +180,14 @@ def _has_family(found: Examination, names: Mapping[str, str], options: Options) 
     if found.config.get("model_type") or options.family:
         return True
     plain = unwrapped([*names], all_known_beginnings())
-    fitting = [name for name, _ in kin([*plain.names])]
-    found.findings += plain.findings
-    missing = "config.json is missing" if not found.config else "config.json: model_type is missing"
+    fitting = [name for name, _ in kin([*plain.names])] if len(plain.names) >= FEWEST else []
+    found.findings += plain.findings if fitting else []
+    missing = "config.json: model_type is missing" if found.config else "config.json is missing"
+    if not found.config and (found.checkpoint.folder / "config.json").exists():
+        missing = "config.json cannot be read"
     if not fitting:
-        said, fix = f"{missing}, and the tensors have the names of no known family", "name it with --family"
+        said = f"{missing}, and the tensors have the names of no known family"
+        fix = "put the config.json there, or name the family with --family; names of your own code: --map NAMES.json"
     elif fitting[1:]:
         said = f"{missing}, and the tensors have the names of {', '.join(fitting[:8])}"
         fix = "put the config.json of the model it was made of there, or name that model with --against"

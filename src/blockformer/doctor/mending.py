@@ -23,6 +23,7 @@ from blockformer.publishing import copy_code
 from blockformer.publishing.write_repo import RepoReport, write_repo
 
 from .adapters import WithAdapter
+from .checking import compared_logits
 from .diagnosing import diagnosis_of, examined
 from .examination import Examination
 from .finding import ERROR, Diagnosis
@@ -63,7 +64,8 @@ def mend(
             is written then.
     """
     repo = RepoOptions(max_shard_size, force, progress=progress or silent)
-    with examined(source, against, options or Options(), **reading) as (found, other):
+    choices = options or Options()
+    with examined(source, against, choices, **reading) as (found, other):
         diagnosis = diagnosis_of(source, found, other, against, True, repo.progress)
         if not diagnosis.is_mendable:
             open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
@@ -77,8 +79,10 @@ def mend(
             (folder / "config.json").write_text(json_text(found.config), encoding="utf-8")
             if is_ours(found.config) and found.layouts is not None:
                 copy_code(folder, found.layouts.config)
-            diagnosis.changes += _copy_side_files(found, folder)
+            diagnosis.changes += _copy_side_files(found, folder, choices)
             _verify(found, folder, repo.progress)
+            if choices.check is not None:
+                diagnosis.changes.append(compared_logits(folder, choices.check))
 
         write_repo(weights, target, repo, fill, report)
     diagnosis.changes += [f"{report.tensors} tensors written, read again and compared", *report.notes]
@@ -92,14 +96,15 @@ def _stored_ties(found: Examination) -> list[tuple[str, str]]:
     return [] if layouts is None else [pair for pair in layouts.tied.items() if {*pair} <= names]
 
 
-def _copy_side_files(found: Examination, folder: Path) -> list[str]:
+def _copy_side_files(found: Examination, folder: Path, choices: Options) -> list[str]:
     """Copy tokenizer, generation settings, licence and notes as they are. Returns what is said of them."""
     checkpoint = found.checkpoint
     copied, left = [], []
     folders = [checkpoint.base.folder] if isinstance(checkpoint, WithAdapter) else []
     files = {path.name: path for folder in (*folders, checkpoint.folder) for path in folder.iterdir()}
+    asked = {Path(each).resolve() for each in (choices.names, choices.check) if each is not None}
     for name, path in sorted(files.items()):
-        if not path.is_file() or name in NOT_COPIED or name.startswith("."):
+        if not path.is_file() or name in NOT_COPIED or name.startswith(".") or path.resolve() in asked:
             continue
         if is_side_file(name, path.stat().st_size):
             copy_file(checkpoint, name, folder / name)

@@ -15,6 +15,17 @@ from .fused import GATE_UP, QKV
 class Options:
     """The choices that only the user can make; see `blockformer.doctor.diagnose`.
 
+    Attributes:
+        family: the official family.
+        renames: `OLD=NEW`, parts of names.
+        dropped: names that are left out.
+        settings: entries of `config.json`.
+        qkv, gate_up: how joined matrices lie; see `fused.py`.
+        lora_scale: with which an adapter among the weights is merged.
+        dtype: of what is written.
+        names: the path of a file of names, for weights of unknown code; see `name_map.py`.
+        check: the path of a file of logits that the mended model must compute; see `checking.py`.
+
     Raises:
         ConversionError: one has a value that it cannot have.
     """
@@ -27,6 +38,8 @@ class Options:
     gate_up: str | None = None
     lora_scale: float | None = None
     dtype: str | None = None
+    names: str | None = None
+    check: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (("--qkv", self.qkv, QKV), ("--gate-up", self.gate_up, GATE_UP)):
