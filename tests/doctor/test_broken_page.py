@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from blockformer.doctor import diagnose
 from blockformer.doctor.report import lines_of
 
 from ..conversion.oracles import edit_config, edit_tensors, official_folder
+from .zero_layout import write_zero
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {"en": DOCS / "doctor.md", "zh": DOCS / "zh" / "doctor.md"}
@@ -49,8 +50,9 @@ def distributed():
 
 
 def of_zero():
+    weights = load_file(FOLDER / "model.safetensors")
     (FOLDER / "model.safetensors").unlink()
-    (FOLDER / "global_step500").mkdir()
+    write_zero(FOLDER / "global_step500", weights, stage=3, world=4)
     (FOLDER / "latest").write_text("global_step500")
 
 
@@ -93,7 +95,40 @@ def zeros():
     edit_tensors(FOLDER, lambda all_: {name: each * ("embed" in name) for name, each in all_.items()})
 
 
+def pointer():
+    text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 476984\n"
+    (FOLDER / "model.safetensors").write_text(text)
+
+
+def without_a_file():
+    weights = load_file(FOLDER / "model.safetensors")
+    (FOLDER / "model.safetensors").unlink()
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    places = {name: files[place >= 10] for place, name in enumerate(weights)}
+    save_file({name: each for name, each in weights.items() if places[name] == files[0]}, FOLDER / files[0])
+    (FOLDER / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def cut():
+    whole = (FOLDER / "model.safetensors").read_bytes()
+    (FOLDER / "model.safetensors").write_bytes(whole[:400_000])
+
+
+def only_state():
+    (FOLDER / "model.safetensors").unlink()
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"):
+        (FOLDER / name).touch()
+
+
+def half_merged():
+    def new(name):
+        return name.replace("q_proj.", "q_proj.base_layer.").replace("v_proj.", "v_proj.base_layer.")
+
+    edit_tensors(FOLDER, lambda all_: {new(name): each for name, each in all_.items()})
+
+
 BROKEN = (wrapped, adapter, distributed, of_zero, lightning, without_a_layer, joined, enlarged, untied, zeros)
+BROKEN += (pointer, without_a_file, cut, only_state, half_merged)
 
 
 def said(make, tokenizer):

@@ -12,7 +12,7 @@ from blockformer.doctor import diagnose
 from blockformer.doctor.finding import NOTE
 
 from ..conversion import test_decoder_families, test_encoder_decoder_families, test_encoder_families
-from ..conversion.oracles import SMALL, official_model
+from ..conversion.oracles import SMALL, edit_config, edit_tensors, official_model
 from ..conversion.rows import Row, model_of
 
 USUAL = {
@@ -71,3 +71,13 @@ def test_a_saved_model_is_healthy(tmp_path, name, way):
     found = diagnose(saved(small_model(name), tmp_path, way))
     assert [f"{each.severity} {each.sentence}" for each in found.findings if each.severity != NOTE] == []
     assert found.status == 0
+
+
+def test_a_pooler_that_the_model_does_without_and_an_entry_of_2020_are_no_warnings(tmp_path):
+    model = trained(official_model("bert", "ForMaskedLM", hidden_size=64, intermediate_size=128))
+    model.save_pretrained(tmp_path)
+    pooler = {"bert.pooler.dense.weight": torch.randn(64, 64) * 0.02, "bert.pooler.dense.bias": torch.zeros(64)}
+    edit_tensors(tmp_path, **pooler)
+    edit_config(tmp_path, eos_token_ids=0)
+    found = diagnose(tmp_path)
+    assert (found.status, [each.names for each in found.findings if each.kind == "fresh"]) == (0, [tuple(pooler)[:1]])

@@ -91,6 +91,8 @@ def test_bad_config(tmp_path: Path, text: bytes, message: str) -> None:
 def test_no_folder_no_config_no_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a folder"):
         Checkpoint(tmp_path / "nowhere")
+    refused(tmp_path, r"no config\.json; the folder is empty")
+    (tmp_path / "notes.txt").touch()
     refused(tmp_path, r"config\.json: cannot be opened")
     (tmp_path / "config.json").write_text("{}")
     refused(tmp_path, "no weights")

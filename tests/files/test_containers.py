@@ -85,7 +85,7 @@ def test_names_of_a_wrapper(tmp_path, official):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("zero_pp_rank_0_mp_rank_00_optim_states.pt", r"DeepSpeed ZeRO .*python -m deepspeed\.utils\.zero_to_fp32"),
+        ("zero_pp_rank_0_mp_rank_00_optim_states.pt", r"DeepSpeed ZeRO .*blockformer doctor .* --mend NEW"),
         ("__0_0.distcp", "this is a distributed checkpoint"),
         ("consolidated.00.pth", "the layout of their maker's own code"),
         ("model.gguf", "a GGUF file|only as GGUF"),
@@ -101,9 +101,10 @@ def test_a_folder_that_is_only_damaged_says_nothing_more(tmp_path, official):
     only(official, "notes.txt")
     with pytest.raises(ConversionError, match=r"no weights; one of .* is needed$"):
         from_official(official)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(OSError, match="Error no file named"):
-        blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "empty")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/notes.txt").touch()
+    with pytest.raises(OSError, match=r"notes/config\.json: cannot be opened"):
+        blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "notes")
 
 
 def test_weights_under_a_key(official):

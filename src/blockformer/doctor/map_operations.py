@@ -132,9 +132,8 @@ def word_of(asked: Any) -> tuple[str, Any]:
     Raises:
         ConversionError: it is not one of `KNOWN`.
     """
-    word, given = (asked, None) if isinstance(asked, str) else (None, None)
-    if isinstance(asked, dict) and len(asked) == 1:
-        ((word, given),) = asked.items()
+    entries = {asked: None} if isinstance(asked, str) else asked
+    word, given = next(iter(entries.items())) if isinstance(entries, dict) and len(entries) == 1 else ("", None)
     if word not in KNOWN:
         raise ConversionError(f"unknown operation {shown(asked)}; there are {', '.join(KNOWN)}")
     return word, given

@@ -70,7 +70,7 @@ def mapped(
     headers = {name: tensors[old] for name, old in own.items()}
     if layouts is None:
         groups = name_map.groups(headers, {}, (), None, refused)
-        raise ConversionError(refused or "")  # groups has raised it, with all else
+        raise AssertionError(f"{refused}, {len(groups)} groups")  # refused, so `groups` has raised an error
     groups = name_map.groups(headers, layouts.released, layouts.optional, layouts.config)
     head = layouts.variant.head if layouts.variant is not None else type(layouts.config).__name__
     if layouts.variant is not None:

@@ -35,6 +35,7 @@ from .map_operations import steps_of, word_of, words_in
 
 KEYS = ("config", "tensors", "drop")
 MALFORMED = "entries that are not [FROM, TO, OPERATION ...]"
+NO_ENTRY = UNTAKEN.replace("rule", "entry")
 SEVERAL = "tensors that several entries take"
 FOREIGN = "names that the family's model does not have"
 UNUSED = "entries whose tensors are not there"
@@ -131,8 +132,8 @@ class NameMap:
                 groups += self._group(entry, instance, tensors, released, config, dtype, problems)
         if config is not None:
             compare(filled, groups, released, [Pattern(name) for name in optional], problems)
-        if problems:
-            kinds = "".join(f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
+        if any(problems.values()):
+            kinds = "".join(f"\n{kind} ({len(each)}):{listed(each)}" for kind, each in problems.items() if each)
             raise MisfitError(f"{self.path} does not make a whole model of the tensors:{kinds}")
         return groups
 
@@ -167,30 +168,8 @@ class NameMap:
         self, tensors: Mapping[str, HasHeader], released: Mapping[str, Shape], problems: dict[str, list[str]]
     ) -> list[tuple[Entry, Instance]]:
         """Each entry for each layer that it is there for."""
-        found: dict[tuple[int, Numbers], Instance] = {}
-        for name in tensors:
-            takers = _matches(name, ((index, entry.sources) for index, entry in enumerate(self.entries)))
-            is_dropped = any(pattern.match(name) is not None for pattern in self.dropped)
-            if len(takers) + is_dropped > 1:
-                texts = [self.entries[index].sources[slot].text for index, slot, _ in takers]
-                problems[SEVERAL].append(f"{shown(name)}: {', '.join(texts + ['drop'] * is_dropped)}")
-            elif not takers and not is_dropped:
-                problems[UNTAKEN.replace("rule", "entry")].append(shown(name))
-            for index, slot, numbers in takers:
-                self._put(found, index, slot, numbers, name)
-        for index, entry in enumerate(self.entries):
-            if entry.sources and not any(key[0] == index for key in found):
-                problems[UNUSED].append(", ".join(shown(each.text) for each in entry.sources))
-        for pattern in self.dropped:
-            if not any(pattern.match(name) is not None for name in tensors):
-                problems[UNUSED].append(f"drop {shown(pattern.text)}")
-        for name in released:
-            free = ((index, entry.targets) for index, entry in enumerate(self.entries) if not entry.sources)
-            for index, _, numbers in _matches(name, free):
-                found.setdefault((index, _of(numbers, self.entries[index].shared)), _empty(self.entries[index]))
-        for index, entry in enumerate(self.entries):
-            if released and not entry.sources and not any(key[0] == index for key in found):
-                problems[FOREIGN].append(entry.title)
+        found = self._taken(tensors, problems)
+        self._add_free(found, released, problems)
         made = []
         for (index, numbers), instance in found.items():
             entry = self.entries[index]
@@ -202,6 +181,39 @@ class NameMap:
             self._name_targets(entry, instance, numbers, released)
             made.append((entry, instance))
         return made
+
+    def _taken(
+        self, tensors: Mapping[str, HasHeader], problems: dict[str, list[str]]
+    ) -> dict[tuple[int, Numbers], Instance]:
+        """The tensors by the entries that take them."""
+        found: dict[tuple[int, Numbers], Instance] = {}
+        for name in tensors:
+            takers = _matches(name, ((index, entry.sources) for index, entry in enumerate(self.entries)))
+            is_dropped = any(pattern.match(name) is not None for pattern in self.dropped)
+            if len(takers) + is_dropped > 1:
+                texts = [self.entries[index].sources[slot].text for index, slot, _ in takers]
+                problems[SEVERAL].append(f"{shown(name)}: {', '.join(texts + ['drop'] * is_dropped)}")
+            elif not takers and not is_dropped:
+                problems[NO_ENTRY].append(shown(name))
+            for index, slot, numbers in takers:
+                self._put(found, index, slot, numbers, name)
+        used = {index for index, _ in found}
+        lost = [entry for index, entry in enumerate(self.entries) if entry.sources and index not in used]
+        problems[UNUSED] += [", ".join(shown(each.text) for each in entry.sources) for entry in lost]
+        unused = (each for each in self.dropped if not any(each.match(name) is not None for name in tensors))
+        problems[UNUSED] += [f"drop {shown(each.text)}" for each in unused]
+        return found
+
+    def _add_free(
+        self, found: dict[tuple[int, Numbers], Instance], released: Mapping[str, Shape], problems: dict[str, list[str]]
+    ) -> None:
+        """Add the entries that make tensors of none, for each layer that the model has."""
+        free = {index: entry for index, entry in enumerate(self.entries) if not entry.sources}
+        for name in released:
+            for index, _, numbers in _matches(name, ((index, entry.targets) for index, entry in free.items())):
+                found.setdefault((index, _of(numbers, free[index].shared)), _empty(free[index]))
+        used = {index for index, _ in found}
+        problems[FOREIGN] += [entry.title for index, entry in free.items() if released and index not in used]
 
     def _put(self, found: dict, index: int, slot: int, numbers: Numbers, name: str) -> None:
         entry = self.entries[index]
@@ -231,7 +243,7 @@ def read_map(path: str | PathLike[str]) -> NameMap:
     content = read_json(path)
     if unknown := [name for name in content if name not in KEYS]:
         raise ConversionError(f"{path}: unknown {shown(unknown[0])}; there are {', '.join(KEYS)}")
-    config, entries, dropped = (content.get(name, usual) for name, usual in zip(KEYS, ({}, None, []), strict=True))
+    config, entries, dropped = content.get("config", {}), content.get("tensors"), content.get("drop", [])
     if not isinstance(config, dict):
         raise ConversionError(f"{path}: config must be an object, the fields of the family's config.json")
     if not isinstance(entries, list) or not entries:

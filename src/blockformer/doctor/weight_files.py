@@ -167,8 +167,8 @@ def _extras(folder: Path, found: Weights) -> list[Finding]:
             said = f"the model lies in {where}"
             findings.append(Finding("subfolder", ERROR, said, f"name {folder / inner[-1]}"))
     elif not found.files and not found.findings:
-        said = without_model(folder, names) or (f"there are no weights among {len(names)} files", "name their folder")
-        findings.append(Finding("no-weights", ERROR, *said))
+        what = without_model(folder, names) or (f"there are no weights among {len(names)} files", "name their folder")
+        findings.append(Finding("no-weights", ERROR, *what))
     return findings
 
 

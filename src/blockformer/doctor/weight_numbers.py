@@ -95,9 +95,20 @@ def of_ties(written: Checkpoint, layouts: Layouts, entries: Mapping[str, Any]) -
 
 
 def of_numbers(
-    checkpoint: Checkpoint, other: Checkpoint | None, title: str, progress: Progress
+    checkpoint: Checkpoint,
+    other: Checkpoint | None,
+    title: str,
+    progress: Progress,
+    unread: Collection[str] = (),
 ) -> tuple[list[Finding], dict[str, Values]]:
-    """What the numbers of a checkpoint say, compared with another checkpoint if there is one."""
+    """What the numbers of a checkpoint say, compared with another checkpoint if there is one.
+
+    Args:
+        checkpoint, other: the two.
+        title: of the other.
+        progress: receives progress reports.
+        unread: names of tensors that the model does without, such as the pooler of a masked language model.
+    """
     theirs = {} if other is None else other.tensors
     comparable = [
         name
@@ -107,7 +118,7 @@ def of_numbers(
     parts = None if other is None else other.parts
     values = values_of(checkpoint.tensors, checkpoint.parts, parts, comparable, progress)
     infos = checkpoint.tensors
-    return [*_broken(values, infos), *_untrained(values, infos), *_unchanged(values, title)], values
+    return [*_broken(values, infos), *_untrained(values, unread), *_unchanged(values, title)], values
 
 
 def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
@@ -125,7 +136,7 @@ def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> li
     return findings
 
 
-def _untrained(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
+def _untrained(values: Mapping[str, Values], unread: Collection[str]) -> list[Finding]:
     judged = {name: each.is_drawn for name, each in values.items() if each.is_drawn is not None}
     drawn = [name for name, is_drawn in judged.items() if is_drawn]
     if not drawn:
@@ -134,12 +145,15 @@ def _untrained(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) ->
         said = f"all {len(judged)} matrices look freshly initialised: nothing was trained"
         fix = "if it was trained, the training code saved another model than the one that it trained"
         return [Finding("fresh", WARNING, said, fix, names=tuple(drawn))]
-    said = f"{len(drawn)} of {len(judged)} matrices look freshly initialised:{listed(map(shown, drawn), 6)}"
+    said = f"{len(drawn)} of {len(judged)} matrices look freshly initialised"
+    names = listed(map(shown, drawn), 6)
+    if {*drawn} <= {*unread}:
+        return [Finding("fresh", NOTE, f"{said}, and this model does not read them:{names}", names=tuple(drawn))]
     fix = (
         "train them, or look for their weights: a library that misses a name draws the tensor at random, and saving "
         "then writes it"
     )
-    return [Finding("fresh", WARNING, said, fix, names=tuple(drawn))]
+    return [Finding("fresh", WARNING, f"{said}:{names}", fix, names=tuple(drawn))]
 
 
 def _unchanged(values: Mapping[str, Values], title: str) -> list[Finding]:
