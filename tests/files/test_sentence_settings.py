@@ -137,7 +137,9 @@ def with_entries(folder, name, entries):
 
 def folder_for(folder, case):
     if case != "Transformer only":
-        return build(folder, case)
+        cls = build(folder, case)
+        with_entries(folder, "tokenizer_config.json", {"eos_token": "</s>"})  # fills queries that are expanded
+        return cls
     save(folder.with_name("plain"), official("Bert"))
     body = make("Transformer", str(folder.with_name("plain")), max_seq_length=32)
     sentence_transformers.SentenceTransformer(modules=[body, mean()], device="cpu").save_pretrained(str(folder))
