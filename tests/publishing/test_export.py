@@ -151,7 +151,7 @@ def test_the_code_of_a_repo_can_be_read_in_an_afternoon(tmp_path):
             file: len(path.read_text().splitlines()) for file, path in code_files(blockformer.preset(name)).items()
         }
         states = sum(lines.get(file, 0) for file in ("blocks.py", "delta_rule.py"))
-        assert sum(lines.values()) - states <= 3490, name
+        assert sum(lines.values()) - states <= 3500, name
 
 
 @pytest.mark.parametrize("name", ["qwen3", "bert", "t5"])
