@@ -359,7 +359,8 @@ def test_a_release_of_before_is_compared_with_its_manifest(repo, tmp_path, monke
     before = manifest.installed()
     flip(repo)
     flip_sum = verification.digest(repo / "attention.py")
-    earlier = manifest.Manifest("0.0.9", 1, {**before.files, "attention.py": flip_sum}, before.topologies)
+    files = {**before.files, "attention.py": flip_sum}
+    earlier = manifest.Manifest("0.0.9", 1, files, before.topologies, before.stand_ins)
     (tmp_path / "manifests" / "0.0.9.json").write_text(earlier.text())
     assert verify(repo).problems.keys() == {"code"}
     edit(repo / "config.json", blockformer_version="0.0.9")
