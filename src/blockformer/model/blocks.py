@@ -138,8 +138,8 @@ class Block:
         if self.path.exists() and self.path == (folder / self.file).resolve() and self.path.read_bytes() != self.source:
             what = f"{self.path} was edited after it was registered, and a repo in its folder would get it as it was"
             raise ValueError(f"{what}: save to another folder.")
-        for name, code in {self.file: self.source, **self._needed}.items():
-            (folder / name).write_bytes(code)
+        for name, content in {self.file: self.source, **self._needed}.items():
+            (folder / name).write_bytes(content)
         (folder / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
         files = sorted({name for each in blocks_of(config) for name in each.digests})
         source = Path(sys.modules[type(config).__module__].__file__).read_text("utf-8")  # type: ignore[arg-type]
