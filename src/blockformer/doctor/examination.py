@@ -178,9 +178,10 @@ def _names_and_shapes(
 ) -> tuple[list[Finding], list[str], dict[str, Any]]:
     """Plan with the config as it is now: findings, changes, and entries of the config that fit better."""
     checkpoint, entries = found.checkpoint, found.config
-    if entries.get("model_type") in COMPOSITES or any(entries.get(name) for name in FIELDS):
+    is_composite = str(entries.get("model_type")) in COMPOSITES
+    if is_composite or any(entries.get(name) for name in FIELDS):
         problem = _problem_as_it_is(found, names, options)
-        if problem is None or entries.get("model_type") in COMPOSITES:
+        if problem is None or is_composite:
             return [] if problem is None else [of_error(problem)], [], {}
     try:
         with quiet():
