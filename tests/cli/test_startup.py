@@ -54,7 +54,6 @@ def test_help_and_wrong_arguments_come_before_torch(tmp_path):
         ),
         (["convert", model, new, "--max-shard-size", "big"], 1, "'big'"),
         (["convert", weights, new, "--family", "article-gpt"], 1, "needs config (--config)"),
-        (["convert", weights, new], 1, "give config (--config) and family (--family)"),
         (["export", f"{model}/nowhere", new], 1, "no such folder"),
         (["export", model, there], 1, "already exists"),
         (["inspect", f"{model}/nowhere/config.json"], 1, "no such file"),

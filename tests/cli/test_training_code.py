@@ -45,6 +45,13 @@ def test_out_and_in_again(tmp_path, capsys):
     assert (code, "bfloat16" in said) == (0, True)
 
 
+def test_a_file_of_no_known_code_may_be_an_articles(tmp_path, capsys):
+    torch.save({"encoder.weight": torch.ones(2, 2)}, tmp_path / "weights.pt")
+    code, _, error = run(capsys, "convert", tmp_path / "weights.pt", tmp_path / "out")
+    assert code == 1
+    assert "give config (--config) and family (--family)" in error
+
+
 def test_what_is_refused(tmp_path, capsys):
     official("llama").save_pretrained(tmp_path / "official")
     target = (tmp_path / "official", tmp_path / "lit", "--to", "litgpt")

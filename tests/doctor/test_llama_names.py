@@ -81,6 +81,7 @@ CASES = [
     ("torchtune", "llama"),
     ("torchtune", "mistral"),
     ("torchtune", "qwen2"),
+    ("torchtune", "qwen3"),
     ("torchtitan", "llama"),
     ("torchtitan", "qwen3"),
 ]
