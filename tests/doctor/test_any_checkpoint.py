@@ -197,7 +197,7 @@ def test_an_index_and_its_files(tmp_path):
         (["consolidated.00.pth"], "consolidated", "in the layout of their maker's own code"),
         (["tf_model.h5"], "tensorflow", "these are weights for TensorFlow"),
         (["iter_0000100/mp_rank_00/model_optim_rng.pt"], "megatron", "a checkpoint of Megatron-LM"),
-        (["optimizer.pt", "trainer_state.json"], "no-weights", "there are no weights among 3 files"),
+        (["optimizer.pt", "trainer_state.json"], "no-weights", "there is only the state of a training run"),
         (["a.safetensors", "b.safetensors"], "several", "name the file, not the folder"),
     ],
 )
