@@ -20,7 +20,8 @@ PREPARED, COMPILED, BOTH = "prepared", "compiled", "both compiled"
 SIDES = ("ours", "peer")
 PEER = "transformers"
 PEER_COMPILED = "transformers, compiled"
-COLORS = {"transformers": LIGHT, "transformers compiled": GREY, "prepared": STRONG_BLUE, "compiled": STRONG_ORANGE}
+PEER_BOTH = "transformers compiled"
+COLORS = {"transformers": LIGHT, PEER_BOTH: GREY, "prepared": STRONG_BLUE, "compiled": STRONG_ORANGE}
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,6 @@ TEXTS = [
     for fill in (41, 71, 100)
 ]  # fmt: skip
 """Texts of up to 128 tokens per second, 16 in a batch."""
-TRAINED = [
-    Work(
-        "Qwen3-0.6B width, 2 layers", "Qwen3-0.6B 的宽度，2 层", "Qwen3-0.6B width, 2 layers", "training step", 0, 1024
-    )
-]
-"""Tokens per second of a training step."""
 
 
 class Run:
@@ -81,6 +76,7 @@ class Run:
         run = json.loads(path.read_text(encoding="utf-8"))
         self.machine: dict = run["machine"]
         self.rows: list[dict] = run["rows"]
+        self.has_both = any(row["peer"] == PEER_COMPILED for row in self.rows)
 
     def row(self, work: Work, state: str) -> dict | None:
         """The float32 row of a work in a state; None if the run has none."""
@@ -118,8 +114,9 @@ def line(run: Run, work: Work, name: str) -> str:
     for state in (PREPARED, COMPILED):
         row = rows[state]
         cells.append(f"{per_second(row['ours_median'], work)} ({row['ratio_median']:.2f})" if row else "")
-    row = rows[BOTH]
-    cells.append(f"{per_second(row['peer_median'], work)} ({row['ratio_median']:.2f})" if row else "")
+    if run.has_both:
+        row = rows[BOTH]
+        cells.append(f"{per_second(row['peer_median'], work)} ({row['ratio_median']:.2f})" if row else "")
     return f"| {' | '.join(cells)} |"
 
 
@@ -130,7 +127,6 @@ HEADS = (
 KINDS = (
     (TOKENS, "Written tokens per second", "每秒生成的词元数"),
     (TEXTS, "Texts per second, 16 of up to 128 tokens in a batch", "每秒处理的文本数，一批 16 条，每条至多 128 个词元"),
-    (TRAINED, "Tokens per second of a training step", "训练时每秒的词元数"),
 )
 
 
@@ -138,9 +134,9 @@ def tables(run: Run, chinese: bool) -> str:
     """The tables of a page."""
     parts = [f"{run.machine_words()[chinese]}{'。' if chinese else '.'}"]
     for works, *titles in KINDS:
-        width = len(HEADS[0])
+        head = HEADS[chinese] if run.has_both else HEADS[chinese][:-1]
         parts += ["", titles[chinese] + ("：" if chinese else ":"), ""]
-        parts += [f"| {' | '.join(HEADS[chinese])} |", f"|{'---|' * width}"]
+        parts += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
         parts += [line(run, work, work.chinese if chinese else work.name) for work in works]
     return "\n".join(parts)
 
@@ -163,18 +159,18 @@ def every_row(run: Run, chinese: bool) -> str:
 
 WORDS = (
     (
-        "Tokens per second of Qwen3-0.6B: transformers {peer}, compiled {both}; ours prepared {prepared}, "
-        "compiled {compiled}",
+        "Tokens per second of Qwen3-0.6B: transformers {peer}; ours prepared {prepared}, compiled {compiled}",
         "{machine}. After a short prompt Qwen3-0.6B writes {prepared} tokens per second prepared and {compiled} "
-        "compiled; transformers writes {peer}, and {both} compiled. An encoder of BERT-base's width, its batch "
+        "compiled, transformers {peer} (eager, its default on a CPU). An encoder of BERT-base's width, its batch "
         "41 / 71 / 100% full, is {encoders} times as fast as transformers when prepared. On a GPU, both compiled, a "
         "token of Qwen3-0.6B at batch 1 takes {h100} ms on an H100 and {h200} ms on an H200, transformers "
         "{peer_h100} and {peer_h200} ([GPUs](docs/gpu.md)).",
     ),
     (
-        "Qwen3-0.6B 每秒的词元数：transformers {peer}，编译后 {both}；我们准备后 {prepared}，编译后 {compiled}",
+        "Qwen3-0.6B 每秒的词元数：transformers {peer}；我们准备后 {prepared}，编译后 {compiled}",
         "{machine}。提示很短时，Qwen3-0.6B 准备后每秒写 {prepared} 个词元，编译后 {compiled} 个；"
-        "transformers 是 {peer} 个，编译后 {both} 个。BERT-base 宽度的编码器，批次里 41 / 71 / 100% 是文本时，"
+        "transformers 是 {peer} 个（不编译，这是它在 CPU 上的默认做法）。"
+        "BERT-base 宽度的编码器，批次里 41 / 71 / 100% 是文本时，"
         "准备后是 transformers 的 {encoders} 倍。在 GPU 上，批大小 1，两边都编译，写 Qwen3-0.6B 的一个词元，"
         "H100 上 {h100} ms，H200 上 {h200} ms，transformers 是 {peer_h100} 和 {peer_h200} ms"
         "（[GPU](docs/zh/gpu.md)）。",
@@ -186,11 +182,10 @@ WORDS = (
 def sentences(run: Run, chinese: bool) -> str:
     """The picture of a README, and what it shows in words."""
     work = TOKENS[0]
-    prepared, compiled, both = (run.row(work, state) for state in (PREPARED, COMPILED, BOTH))
+    prepared, compiled = (run.row(work, state) for state in (PREPARED, COMPILED))
     figures = {
         "machine": run.machine_words()[chinese],
         "peer": per_second(prepared["peer_median"], work),
-        "both": per_second(both["peer_median"], work),
         "prepared": per_second(prepared["ours_median"], work),
         "compiled": per_second(compiled["ours_median"], work),
         "encoders": " / ".join(f"{run.row(each, PREPARED)['ratio_median']:.2f}" for each in TEXTS[:3]),
@@ -215,23 +210,21 @@ def picture(run: Run) -> str:
     works = [work for work in (*TOKENS, *TEXTS) if work.drawn]
     groups = []
     for work in works:
-        prepared = run.row(work, PREPARED)
-        bars = [("transformers", LIGHT, prepared["peer_median"], 1.0)]
-        both, compiled = run.row(work, BOTH), run.row(work, COMPILED)
-        if both:
-            bars.append(
-                ("transformers compiled", GREY, both["peer_median"], compiled["ratio_median"] / both["ratio_median"])
-            )
-        bars.append(("prepared", STRONG_BLUE, prepared["ours_median"], prepared["ratio_median"]))
-        if compiled:
-            bars.append(("compiled", STRONG_ORANGE, compiled["ours_median"], compiled["ratio_median"]))
-        groups.append((work, bars))
+        rows = {state: run.row(work, state) for state in (PREPARED, COMPILED, BOTH)}
+        base = rows[PREPARED]["peer_median"]
+        seconds = [base, *(row and row[side] for row, side in (
+            (rows[BOTH], "peer_median"), (rows[PREPARED], "ours_median"), (rows[COMPILED], "ours_median"),
+        ))]  # fmt: skip
+        groups.append((work, [(*bar, base / bar[1]) for bar in zip(COLORS.values(), seconds, strict=True) if bar[1]]))
     longest = max(ratio for _, bars in groups for *_, ratio in bars)
     height = 70 + sum(18 * len(bars) + 14 for _, bars in groups)
     canvas = Canvas(900, height, "Speed as a multiple of transformers, with tokens or texts per second")
-    for x, (name, color) in zip((330, 460, 640, 740), COLORS.items(), strict=True):
-        canvas.rect(x, 18, 12, 12, color, "", rx=2)
-        canvas.text(x + 18, 24, name, 12, "start")
+    x = 330
+    for name, color in COLORS.items():
+        if run.has_both or name != PEER_BOTH:
+            canvas.rect(x, 18, 12, 12, color, "", rx=2)
+            canvas.text(x + 18, 24, name, 12, "start")
+            x += 50 + 8 * len(name)
     y, left, width = 48.0, 330.0, 420.0
     for work, bars in groups:
         canvas.text(left - 12, y + 9 * len(bars), work.name, 12.5, "end")
