@@ -107,7 +107,7 @@ def test_none_is_settled_by_the_other_fields():
         ({"pooler_act": "tanhh"}, "Did you mean 'tanh'?"),
         ({"type_vocab_size": -1}, "type_vocab_size must be an integer of 0 or more"),
         ({"chunk_size_feed_forward": -4}, "chunk_size_feed_forward must be an integer of 0 or more"),
-        ({"qk_norm": 1}, "qk_norm must be one of true, false, per_head, projection, not 1"),
+        ({"qk_norm": 1}, "qk_norm must be one of true, false, per_head, projection, rotated, not 1"),
         ({"max_position_embeddings": 0}, "max_position_embeddings must be a positive integer"),
         ({"relative_attention_num_buckets": 1}, "relative_attention_num_buckets must be an integer above 1"),
         ({"dtype": "bfloat61"}, "Did you mean 'bfloat16'?"),
