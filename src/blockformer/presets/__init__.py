@@ -90,8 +90,8 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
     settings = {**fields, **sizes, **overrides}
     gone = outdated(settings, overrides, defaults)
     known |= {field: defaults[field] for field in gone}
-    declared_now = own_fields(known)  # a block that goes takes its own fields with it
-    given = [name for name in settings if name not in gone and (name in declared_now or name in overrides)]
+    there = {*declared, *own_fields(known), *overrides}  # a block that goes takes its own fields with it
+    given = [name for name in settings if name not in gone and name in there]
     return config_class(**{key: value(known) if callable(value := known[key]) else value for key in given})
 
 
