@@ -33,7 +33,7 @@ def translated(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
         if not os.path.lexists(checkpoint.path(name)):
             continue
         content = read_json(checkpoint.member(name))
-        ours = _modules(content, plan) if name == SETTINGS else _options(name, content, plan, checkpoint)
+        ours = _renamed_modules(content, plan) if name == SETTINGS else _options(name, content, plan, checkpoint)
         if content != {**content, **ours}:
             changed[name] = {**content, **ours}
     return changed
@@ -71,7 +71,7 @@ def _options(name: str, content: Mapping[str, Any], plan: Plan, checkpoint: Chec
     return {key: stay | {field: value for field, value in after.items() if value != before.get(field)}}
 
 
-def _modules(content: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def _renamed_modules(content: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """The entry that lists modules, with the names that ours have."""
     named = content.get(FLOAT32)
     if not named or not isinstance(named, list):

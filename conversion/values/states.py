@@ -25,7 +25,7 @@ class StatesByLayer:
     def read(self, official):
         """See `Value.read`."""
         config = official.config
-        kinds = list(config.layer_types)
+        kinds = list(config.layer_types or [FULL] * config.num_hidden_layers)
         if strange := sorted(set(kinds) - {self.kind, FULL}):
             raise ConversionError(f"config.json: layer_types names {strange[0]}, which this family does not have")
         return {"sliding_window": None, "layer_types": kinds, **self._sizes(config)}
@@ -38,4 +38,4 @@ class StatesByLayer:
         return {"layer_types": kinds, **self._sizes(config)}
 
     def _sizes(self, config):
-        return {name: getattr(config, name) for name in self.names} if self.kind in config.layer_types else {}
+        return {name: getattr(config, name) for name in self.names} if self.kind in (config.layer_types or ()) else {}

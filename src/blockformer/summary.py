@@ -27,7 +27,6 @@ from .model.attention import Attention
 from .model.awq_linear import QuantizedLinear
 from .model.axes import did_you_mean
 from .model.experts import Experts
-from .model.states import StateLayer
 from .model_classes import MODELS
 from .presets import preset
 
@@ -187,7 +186,7 @@ def cached_numbers(model: torch.nn.Module) -> int:
 
 def state_bytes(model: torch.nn.Module, size: int) -> int:
     """The bytes that a text of any length leaves in layers that keep a state, in a dtype of so many bytes."""
-    return sum(module.state_bytes(size) for module in model.modules() if isinstance(module, StateLayer))
+    return sum(module.state_bytes(size) for module in model.modules() if hasattr(module, "state_bytes"))
 
 
 def _memory(model: torch.nn.Module, parameters: int) -> dict[str, int]:

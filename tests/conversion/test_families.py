@@ -14,7 +14,8 @@ from blockformer.conversion.families.decoder import DecoderFamily
 from blockformer.conversion.families.registry import FAMILIES, family_by_name, family_for, family_of
 from blockformer.conversion.families.translation import NOT_COMPUTED
 from blockformer.conversion.plan import expected_tensors
-from blockformer.model.axes import axes, flag
+from blockformer.declared_fields import axes_of
+from blockformer.model.axes import flag
 
 from .oracles import SIZES, SPECIAL
 
@@ -229,7 +230,7 @@ def test_a_negative_padding_token_means_none():
 def test_a_source_is_told_by_model_type_alone():
     assert family_of({"model_type": "qwen2", "_name_or_path": "meta-llama/Llama-3"}).name == "qwen2"
     with pytest.raises(
-        ConversionError, match=r"'gpt_ossi' is not supported\. There are afmoe, albert, arcee, bart, bert"
+        ConversionError, match=r"'gpt_ossi' is not supported\. There are afmoe, albert, apertus, arcee, bart, bert"
     ):
         family_of({"model_type": "gpt_ossi"})
     with pytest.raises(ConversionError, match="model_type is missing"):
@@ -358,7 +359,7 @@ def with_one_more(config_class):
 
 def with_a_new_axis(config, **changes):
     """The same config, of such a class."""
-    settings = {name: getattr(config, name) for name in axes(type(config))}
+    settings = {name: getattr(config, name) for name in axes_of(config)}
     return with_one_more(type(config))(architectures=config.architectures, **settings, **changes)
 
 
@@ -410,7 +411,7 @@ def test_every_field_of_ours_comes_back_or_is_refused(family):
     """Each field in turn with another value: what is not refused is the same after the way out and in."""
     chosen = FAMILIES[family]
     config = config_of(family, next(head for head in chosen.heads if head.writes_text))
-    known = {name: getattr(config, name) for name in axes(type(config))}
+    known = {name: getattr(config, name) for name in axes_of(config)}
     refused, kept = set(), set()
     for name, value in OTHER_VALUES.items():
         if name not in known:

@@ -6,7 +6,6 @@ from typing import Any
 from ..declared_fields import axes_of
 from ..files.sizes import format_size
 from ..inputs import inputs_of
-from ..model.states import StateLayer
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
 from ..pictures.canvas import short
 from ..pictures.figure import figure
@@ -75,7 +74,7 @@ class Facts:
             about["stepFlops"] = self.step.of(box.path) // passes
             if box.heads:
                 about["cache"] = module.cached_numbers * self.size
-            if isinstance(module, StateLayer):
+            if hasattr(module, "state_bytes"):
                 about["state"] = module.state_bytes(self.size)
         return about
 

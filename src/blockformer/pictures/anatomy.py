@@ -13,7 +13,6 @@ from ..model.attention import Attention
 from ..model.axes import BLOCKS
 from ..model.layer import PARALLEL
 from ..model.stack import Stack
-from ..model.states import StateLayer
 from .canvas import TIMES
 from .words import (
     added_title,
@@ -238,7 +237,7 @@ def _sublayer(stack: Stack, layer: nn.Module, side: str, prefix: str, name: str)
         count = len(module.heads)
         heads = (count, count // module.num_key_value_groups)
         f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, chips, heads=heads, mask=mask)
-    elif isinstance(module, StateLayer):
+    elif hasattr(module, "state_bytes"):
         size, *more = module.words
         f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, tuple(more), mask="causal")
     else:

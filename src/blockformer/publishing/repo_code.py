@@ -117,11 +117,13 @@ def write_config(
     usual: Callable[..., None], config: PretrainedConfig, path: str | PathLike[str], use_diff: bool = True
 ) -> None:
     """Write `config.json`. transformers has just copied all parts next to it: those that are not needed go."""
-    usual(config, path, use_diff=use_diff)
-    for name, source in code_files(config).items() if Path(path).name == "config.json" else ():
-        copied = Path(path).with_name(name)
-        if source is STAND_IN and copied.is_file() and same_bytes(copied, MODEL / name):
-            shutil.copyfile(source, copied)
+    try:
+        usual(config, path, use_diff=use_diff)
+    finally:
+        for name, source in code_files(config).items() if Path(path).name == "config.json" else ():
+            copied = Path(path).with_name(name)
+            if source is STAND_IN and copied.is_file() and same_bytes(copied, MODEL / name):
+                shutil.copyfile(source, copied)
 
 
 @functools.cache
