@@ -23,7 +23,7 @@ from blockformer.files.sources import Source
 from .families.composites import Text, text_of
 
 PREFIXES = (("language_model.model.", "language_model."), ("model.language_model.", ""), ("model.", ""))
-"""What the names of the text's stack begin with, and those of its head; the first that is found counts."""
+"""What the names of the text's stack begin with, and the names of its head; the first that is found counts."""
 TEMPLATE, OF_PROCESSORS = "chat_template.jinja", "chat_template.json"
 """Files of a chat template: the one that tokenizers read, and the one that only processors read."""
 STACK = "model."

@@ -157,7 +157,7 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
         target_config=text.text.whole,
         target_class=text.text.whole_class,
         others=text.left_numbers,
-        notes=[*plan.notes, *notes, f"tokenizer, chat template and settings are those of {into}"],
+        notes=[*plan.notes, *notes, f"tokenizer, chat template and settings come from {into}"],
     )
 
 

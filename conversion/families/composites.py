@@ -1,7 +1,7 @@
 """Checkpoints with other towers next to the text model, such as a vision encoder: which family their text is of.
 
 transformers calls their configs composite: `text_config` describes the text model, which is the same as one that a
-family has, under other names. A record says so; the settings of the text are then those of its family.
+family has, under other names. A record says so; the text then has the settings of its family.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """OLMo Hybrid (OLMo team, 2026): OLMo 3 in which three layers of four keep a state, with their norms before sub-layers.
 
-Released checkpoints have no positions: states know the order. Their names of norms and convolutions are not those of
+Released checkpoints have no positions: states know the order. Their norms and convolutions have other names than in
 the official class, and what the class writes differs from both.
 """
 
@@ -36,7 +36,7 @@ IN_FILES = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm
 
 
 class RopeOrNone(Rope):
-    """Rotary parameters, or no positions where there is no theta."""
+    """Rotary parameters, or no positions where theta is missing."""
 
     def read(self, official):
         """See `Value.read`."""

@@ -66,7 +66,7 @@ def doctor(
         typer.Option(
             "--map",
             metavar="NAMES.json",
-            help="For weights of your own code: its names, and those of a family that computes the same.",
+            help="For weights of your own code: its names, and the names of a family that computes the same.",
             show_default=False,
         ),
     ] = None,

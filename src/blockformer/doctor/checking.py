@@ -1,4 +1,4 @@
-"""Logits that a user's own code computed, against those of the checkpoint that is written."""
+"""Logits that a user's own code computed, against what the written checkpoint computes."""
 
 from pathlib import Path
 
