@@ -311,7 +311,7 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
     shift = plan.family.position_shift(config)
     kept = low_bit_weights(target.name for group in plan.groups for target in group.targets)
     wide = [group for group in plan.groups if group.targets[0].dtype.itemsize > kind.itemsize]
-    kept |= {each for group in wide for name in group.sources for each in (name, plan.todays(name))}
+    kept |= {each for group in wide for name in group.sources for each in (name, plan.to_class(name))}
 
     load_official = official_loader(plan, source)
 

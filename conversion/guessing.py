@@ -41,8 +41,8 @@ def _fits(checkpoint: Checkpoint, name: str) -> bool:
             family, headers = FAMILIES[name], checkpoint.tensors
             variant = family.variant_of(checkpoint.config, headers, checkpoint.read)
             config = family.our_config(family.config_from(checkpoint.config, variant))
-            todays = family.spellings(variant).todays
-            headers = {todays(own): info for own, info in headers.items()}
+            to_class = family.spellings(variant).to_class
+            headers = {to_class(own): info for own, info in headers.items()}
             layout = family.layout(variant, config)
             groups = RuleTable(family.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
             layout.plan({target.name: target for group in groups for target in group.targets})

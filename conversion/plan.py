@@ -38,7 +38,7 @@ from .rules.table import RuleTable
 from .storage.awq import AWQ
 from .storage.formats import format_of
 from .storage.low_bits import LowBitFormat, PlainView
-from .storage.spelling import Spellings, todays_names
+from .storage.spelling import Spellings, names_in_class
 from .storage.unused_tensors import unused_groups
 from .storage.variant import CheckpointVariant
 
@@ -86,9 +86,9 @@ class Plan:
     not_runnable: str | None = None
     notes: list[str] = field(default_factory=list)
 
-    def todays(self, name: str) -> str:
+    def to_class(self, name: str) -> str:
         """The name that today's official class gives a tensor of the checkpoint."""
-        return self.family.spellings(self.variant).todays(name)
+        return self.family.spellings(self.variant).to_class(name)
 
     @property
     def sizes(self) -> dict[torch.dtype, int]:
@@ -127,7 +127,7 @@ def plan_in(
         official, tensors, read = view.entries, view.tensors, view.read
     family = family_of(official) if family_name is None else family_by_name(family_name)
     variant = family.variant_of(official, tensors, read)
-    stored = todays_names(tensors, family.spellings(variant))
+    stored = names_in_class(tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
     carry_others(family, official, config)
     if cast is not None:
@@ -236,7 +236,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         target_class=family.official_class(variant),
         config_json=json_text(official),
         groups=[_renamed(group, names) for group in groups] + unused,
-        tied=[(names.stored(first), names.stored(second)) for first, second in _tied_pairs(tied, to_class)],
+        tied=[(names.to_file(first), names.to_file(second)) for first, second in _tied_pairs(tied, to_class)],
         parameters=parameters,
         official_arguments=family.official_arguments(variant),
         files={} if origin is None else _files_of(origin, official),
@@ -258,7 +258,7 @@ def _tied_pairs(tied: Mapping[str, str], groups: Iterable[Group]) -> list[tuple[
 
 def _further_layers(family: Family, spellings: Spellings, layout: RuleTable, unused: list[Group]) -> list[str]:
     """A note on layers after the model's last one, whether they are written or missing."""
-    found = layout.further_layers(spellings.todays(target.name) for group in unused for target in group.targets)
+    found = layout.further_layers(spellings.to_class(target.name) for group in unused for target in group.targets)
     if found or not layout.has_further_layers:
         return _notes_on(found, "written as they came")
     return [f"layers that predict further tokens, which checkpoints of {family.name} may have, are not written"]
@@ -282,9 +282,9 @@ def _check_unused(
     free: Collection[str],
 ) -> None:
     """Refuse tensors that cannot be left out; `free` are layers that no model has, which need not be read."""
-    todays = family.spellings(variant).todays
-    looked_at = [name for name in names if name not in free and family.reads_ignored(todays(name))]
-    reasons = {name: family.check_ignored(todays(name), read(name)) for name in looked_at}
+    to_class = family.spellings(variant).to_class
+    looked_at = [name for name in names if name not in free and family.reads_ignored(to_class(name))]
+    reasons = {name: family.check_ignored(to_class(name), read(name)) for name in looked_at}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
         raise ConversionError(f"{folder}: tensors that cannot be left out:{listed(lines)}")
@@ -292,7 +292,7 @@ def _check_unused(
 
 def _renamed(group: Group, spellings: Spellings) -> Group:
     """The same group, writing names as a checkpoint has them."""
-    targets = tuple(replace(target, name=spellings.stored(target.name)) for target in group.targets)
+    targets = tuple(replace(target, name=spellings.to_file(target.name)) for target in group.targets)
     return replace(group, targets=targets)
 
 

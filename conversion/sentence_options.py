@@ -84,7 +84,7 @@ def _names(module: Any, plan: Plan) -> Iterator[str]:
         yield module
         return
     weight = f"{module.removeprefix(BODY)}.weight"
-    groups = [group for group in plan.groups if weight in map(plan.todays, group.sources)]
+    groups = [group for group in plan.groups if weight in map(plan.to_class, group.sources)]
     if not groups:
         raise ConversionError(f"{SETTINGS}: {FLOAT32} names {shown(module)}, which is not a module of this model")
     for target in groups[0].targets:

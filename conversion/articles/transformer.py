@@ -98,7 +98,7 @@ class ArticleTransformer(ArticleFamily):
                 )
             return readings[told]
         spellings = self.spellings(variant)
-        tensors = {spellings.todays(name): read(name) for name in names or ()}
+        tensors = {spellings.to_class(name): read(name) for name in names or ()}
         losses = {name: self._loss(official, each, tensors, sample) for name, each in readings.items()}
         said = ", ".join(f"{loss:.4g} with the norms as {name}" for name, loss in losses.items())
         best, other = sorted(losses, key=lambda name: losses[name])

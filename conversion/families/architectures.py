@@ -19,7 +19,7 @@ WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "FullyShardedDataParal
 """Beginnings of the names of classes that only contain a model."""
 
 
-def todays_classes(official: Mapping[str, Any], heads: Iterable[Head], former: Mapping[str, str]) -> list[str]:
+def named_classes(official: Mapping[str, Any], heads: Iterable[Head], former: Mapping[str, str]) -> list[str]:
     """The names in `architectures` as today's classes have them.
 
     Args:
@@ -29,7 +29,7 @@ def todays_classes(official: Mapping[str, Any], heads: Iterable[Head], former: M
     """
     known = {head.official for head in heads}
 
-    def todays(name: str) -> str:
+    def known_name(name: str) -> str:
         found = former.get(name, name)
         for start in BEFORE if found not in known else ():
             inner = name.removeprefix(start)
@@ -37,7 +37,7 @@ def todays_classes(official: Mapping[str, Any], heads: Iterable[Head], former: M
                 return former.get(inner, inner)
         return found
 
-    return [todays(name) for name in official.get("architectures") or []]
+    return [known_name(name) for name in official.get("architectures") or []]
 
 
 def unknown_class(

@@ -18,7 +18,7 @@ from ..rules.patterns import tuple_of
 from ..rules.table import Rule, RuleTable
 from ..storage.spelling import Alternative, OneName, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
-from .architectures import todays_classes, unknown_class
+from .architectures import named_classes, unknown_class
 from .head import Head
 from .translation import ConfigTranslation
 
@@ -119,7 +119,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         Raises:
             ConversionError: see `variant_of`.
         """
-        named = todays_classes(official, self.heads, self.former_names)
+        named = named_classes(official, self.heads, self.former_names)
         if not named:
             return self.head_by_tensors(official, names) if names else self.heads[0]
         if named[0] in self.refused:
@@ -139,7 +139,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
             ConversionError: it is a language model's, and the tensors do not show what was meant.
         """
         stack = next((each for each in self.heads if each.bare and each.config_class is head.config_class), None)
-        found = set(map(self.own_spellings.todays, names))
+        found = set(map(self.own_spellings.to_class, names))
         own = {name for rule in head.rules for name in tuple_of(rule.source)}
         if head.bare or stack is None or own & found:
             return head
@@ -161,7 +161,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     def head_note(self, official: Mapping[str, Any], variant: CheckpointVariant) -> list[str]:
         """A note where the tensors make another class than `architectures` names, or none."""
         named = official.get("architectures") or []
-        if not named or variant.head in todays_classes(official, self.heads, self.former_names):
+        if not named or variant.head in named_classes(official, self.heads, self.former_names):
             return []
         has = "no such head" if self.head(variant).bare else "another head"
         said = f"config.json: architectures names {shown(', '.join(named))}, and the weights have {has}"

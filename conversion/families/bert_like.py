@@ -20,7 +20,7 @@ from ..storage.modules import ModulesInFiles
 from ..storage.spelling import Alternative, Ending, Prefix
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
-from .architectures import todays_classes, unknown_class
+from .architectures import named_classes, unknown_class
 from .base import Family
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
 
@@ -141,7 +141,7 @@ class BertLikeFamily(Family[EncoderHead]):
             )
         traits |= self.shown_alternatives(head, names)
         variant = CheckpointVariant(head.official, frozenset(traits))
-        found = set(map(self.spellings(variant).todays, names))
+        found = set(map(self.spellings(variant).to_class, names))
         traits |= self.traits_of_ties(head, official, found)
         if f"{self._root(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
@@ -155,7 +155,7 @@ class BertLikeFamily(Family[EncoderHead]):
         """See `Family.find_head`; a decoder has heads of its own, and a head's model may be named with its stack."""
         is_decoder = official.get("is_decoder", False) is True
         known = [head for head in self.heads if head.is_decoder == is_decoder]
-        named = todays_classes(official, self.heads, self.former_names)
+        named = named_classes(official, self.heads, self.former_names)
         chosen = [head for head in known if head.official in named]
         with_head = [head for head in chosen if not head.bare]
         if named and (len(chosen) != len(named) or len(with_head) > 1):

@@ -212,8 +212,8 @@ class DecoderFamily(Family[Head]):
         head = self.find_head(official, names)
         traits = self.shown_alternatives(head, names or ())
         if names is not None and not head.bare:
-            todays = self.spellings(CheckpointVariant(head.official, traits)).todays
-            traits |= self.traits_of_ties(head, official, set(map(todays, names)))
+            to_class = self.spellings(CheckpointVariant(head.official, traits)).to_class
+            traits |= self.traits_of_ties(head, official, set(map(to_class, names)))
         return CheckpointVariant(head.official, traits)
 
     def head_by_tensors(self, official, names):

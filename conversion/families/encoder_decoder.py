@@ -126,11 +126,11 @@ class EncoderDecoderFamily(Family[Head]):
     ) -> tuple[set[str], list[str], Callable[[str], Tensor] | None]:
         """What is known of a checkpoint and its spelling, its names by today's, and what reads a tensor by them."""
         traits = {*known} | self.shown_alternatives(head, names)
-        todays = list(map(self.spellings(CheckpointVariant(head.official, frozenset(traits))).todays, names))
-        traits |= self.traits_of_ties(head, official, todays, traits)
+        in_class = list(map(self.spellings(CheckpointVariant(head.official, frozenset(traits))).to_class, names))
+        traits |= self.traits_of_ties(head, official, in_class, traits)
         spelling = self.spellings(CheckpointVariant(head.official, frozenset(traits)))
-        found = list(map(spelling.todays, names))
-        return traits, found, None if read is None else lambda name: read(spelling.stored(name))
+        found = list(map(spelling.to_class, names))
+        return traits, found, None if read is None else lambda name: read(spelling.to_file(name))
 
     def layout(self, variant, config):
         """See `Family.layout`."""

@@ -55,12 +55,12 @@ def convolution(config) -> list[Rule]:
 class InFeedForward:
     """Names of feed-forward networks, whose experts are found where most families have them."""
 
-    def todays(self, name: str) -> str:
-        """See `Spelling.todays`."""
+    def to_class(self, name: str) -> str:
+        """See `Spelling.to_class`."""
         return name.replace(".feed_forward.", ".mlp.")
 
-    def stored(self, name: str) -> str:
-        """See `Spelling.stored`."""
+    def to_file(self, name: str) -> str:
+        """See `Spelling.to_file`."""
         return name.replace(".mlp.", ".feed_forward.")
 
 

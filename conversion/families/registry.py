@@ -17,7 +17,7 @@ from blockformer.model.axes import axes
 
 from ..arguments import check_family
 from . import index
-from .architectures import todays_classes
+from .architectures import named_classes
 from .base import Family
 from .head import RELEASED
 
@@ -79,8 +79,8 @@ def family_of(official: Mapping[str, Any]) -> Family:
         raise ConversionError(
             f"config.json: model_type {shown(model_type)} is not supported: {index.OUT_OF_REACH[model_type]}"
         )
-    todays = index.FORMER_TYPES.get(model_type, model_type)
-    names = [name for name in index.NAMES if index.MODEL_TYPES.get(name, name) == todays]
+    wanted = index.FORMER_TYPES.get(model_type, model_type)
+    names = [name for name in index.NAMES if index.MODEL_TYPES.get(name, name) == wanted]
     alike = [FAMILIES[name] for name in names if name in FAMILIES]
     if not alike:
         known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
@@ -89,7 +89,7 @@ def family_of(official: Mapping[str, Any]) -> Family:
         raise ConversionError(f"config.json: {said}. There are {known}")
 
     def is_meant(family: Family) -> bool:
-        named = todays_classes(official, family.heads, family.former_names)
+        named = named_classes(official, family.heads, family.former_names)
         return bool(named) and named[0] in {head.official for head in family.heads}
 
     return next(filter(is_meant, alike), alike[0])

@@ -10,26 +10,26 @@ from blockformer.files.errors import ConversionError, listed, shown
 class Spelling(Protocol):
     """A change of names that can be undone."""
 
-    def todays(self, name: str) -> str:
+    def to_class(self, name: str) -> str:
         """The name that today's official class gives to what a checkpoint calls `name`."""
 
-    def stored(self, name: str) -> str:
+    def to_file(self, name: str) -> str:
         """The way back."""
 
 
 class Spellings(tuple[Spelling, ...]):
     """Spellings one after the other, the last one nearest to the class: how names in a checkpoint differ from it."""
 
-    def todays(self, name: str) -> str:
-        """See `Spelling.todays`."""
+    def to_class(self, name: str) -> str:
+        """See `Spelling.to_class`."""
         for each in self:
-            name = each.todays(name)
+            name = each.to_class(name)
         return name
 
-    def stored(self, name: str) -> str:
-        """See `Spelling.stored`."""
+    def to_file(self, name: str) -> str:
+        """See `Spelling.to_file`."""
         for each in reversed(self):
-            name = each.stored(name)
+            name = each.to_file(name)
         return name
 
 
@@ -47,10 +47,10 @@ class Prefix:
     in_class: str
     inner: tuple[str, ...]
 
-    def todays(self, name: str) -> str:
+    def to_class(self, name: str) -> str:
         return self._changed(name, self.in_file, self.in_class)
 
-    def stored(self, name: str) -> str:
+    def to_file(self, name: str) -> str:
         return self._changed(name, self.in_class, self.in_file)
 
     def _changed(self, name: str, old: str, new: str) -> str:
@@ -69,10 +69,10 @@ class OneName:
     in_file: str
     in_class: str
 
-    def todays(self, name: str) -> str:
+    def to_class(self, name: str) -> str:
         return self.in_class if name == self.in_file else name
 
-    def stored(self, name: str) -> str:
+    def to_file(self, name: str) -> str:
         return self.in_file if name == self.in_class else name
 
 
@@ -86,10 +86,10 @@ class Ending:
 
     in_class: Mapping[str, str]
 
-    def todays(self, name: str) -> str:
+    def to_class(self, name: str) -> str:
         return _with_ending(name, self.in_class)
 
-    def stored(self, name: str) -> str:
+    def to_file(self, name: str) -> str:
         return _with_ending(name, {new: old for old, new in self.in_class.items()})
 
 
@@ -125,7 +125,7 @@ class Alternative:
         )
 
 
-def todays_names(names: Iterable[str], spellings: Spellings) -> dict[str, str]:
+def names_in_class(names: Iterable[str], spellings: Spellings) -> dict[str, str]:
     """Name in today's official class -> name in the checkpoint.
 
     Raises:
@@ -139,12 +139,12 @@ def todays_names(names: Iterable[str], spellings: Spellings) -> dict[str, str]:
                 f"{shown(name)} is part of a weight that is computed from several (adapters, say); load the model with "
                 "its own code, merge them into plain weights, save it and convert that"
             )
-        todays = spellings.todays(name)
-        if todays in found:
-            mixed.append(f"{shown(name)} and {shown(found[todays])} are the same tensor")
-        elif (usual := spellings.stored(todays)) != name:
+        in_class = spellings.to_class(name)
+        if in_class in found:
+            mixed.append(f"{shown(name)} and {shown(found[in_class])} are the same tensor")
+        elif (usual := spellings.to_file(in_class)) != name:
             mixed.append(f"{shown(name)}: the others are spelled like {shown(usual)}")
-        found.setdefault(todays, name)
+        found.setdefault(in_class, name)
     if mixed:
         raise ConversionError(f"the checkpoint mixes two ways to name tensors; rename these:{listed(mixed)}")
     return found

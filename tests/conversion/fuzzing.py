@@ -369,9 +369,9 @@ class Cases:
                 found[new] = found.pop(old)
         variant = family.variant_of(config, found, lambda _: torch.zeros(1))
         spellings = family.spellings(variant)
-        canonical = {spellings.todays(own): own for own in found}
+        canonical = {spellings.to_class(own): own for own in found}
         for own in found:
-            assert isinstance(spellings.stored(own), str)
+            assert isinstance(spellings.to_file(own), str)
         headers = {new: found[own] for new, own in canonical.items()}
         groups = family.layout(variant, family.our_config(family.config_from(config, variant))).plan(headers)
         assert all(target.name.isprintable() for group in groups for target in group.targets)

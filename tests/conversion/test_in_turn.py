@@ -89,7 +89,7 @@ def test_shapes_before_are_those_of_the_sources():
 
 
 @pytest.mark.parametrize(
-    ("spelling", "stored", "todays"),
+    ("spelling", "in_file", "in_class"),
     [
         (Prefix("model.", "", ("layers.",)), "model.layers.0.x", "layers.0.x"),
         (Prefix("", "model.", ("layers.",)), "layers.0.x", "model.layers.0.x"),
@@ -99,9 +99,9 @@ def test_shapes_before_are_those_of_the_sources():
         (Ending({"LayerNorm.gamma": "LayerNorm.weight"}), "a.dense.weight", "a.dense.weight"),
     ],
 )
-def test_a_spelling_and_back(spelling, stored, todays):
-    assert spelling.todays(stored) == todays
-    assert spelling.stored(todays) == stored
+def test_a_spelling_and_back(spelling, in_file, in_class):
+    assert spelling.to_class(in_file) == in_class
+    assert spelling.to_file(in_class) == in_file
 
 
 def test_experts_one_by_one_become_those_of_the_class():

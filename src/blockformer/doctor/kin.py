@@ -29,7 +29,7 @@ def _patterns(name: str) -> tuple[tuple[Pattern, ...], int]:
                 spelled = family.spellings(variant)
             except Exception:  # nosec B112 # a head whose config has no defaults
                 continue
-        names |= dict.fromkeys(spelled.stored(source) for rule in rules for source in tuple_of(rule.source))
+        names |= dict.fromkeys(spelled.to_file(source) for rule in rules for source in tuple_of(rule.source))
         of_body = of_body or len(names)
     return tuple(Pattern(each) for each in names), of_body
 

@@ -76,7 +76,7 @@ class Layouts:
         made = {target.name: target for group in first for target in group.targets}
         then = storage.plan({**of_class, **made}, reverse=True, rest=True)
         return [
-            replace(group, targets=tuple(replace(each, name=spelled.stored(each.name)) for each in group.targets))
+            replace(group, targets=tuple(replace(each, name=spelled.to_file(each.name)) for each in group.targets))
             for group in in_turn(first, then)
         ]
 
@@ -113,15 +113,15 @@ def layouts_of(
     spelled = family.spellings(variant)
 
     def published(ours: Mapping[str, Shape]) -> Iterable[str]:
-        return (spelled.stored(name) for name in layout.shapes_before(ours))
+        return (spelled.to_file(name) for name in layout.shapes_before(ours))
 
     targets = [target for group in made for target in group.targets]
-    names_in_class = {spelled.stored(target.name): group.sources for group in made for target in group.targets}
+    names_in_class = {spelled.to_file(target.name): group.sources for group in made for target in group.targets}
     ties = {a: b for name, source in tied.items() for a, b in _pairs(published, shapes, name, source)}
     optional = {name: shapes[name] for name in tied} | pooler
     return Layouts(
         config,
-        {spelled.stored(target.name): target.shape for target in targets},
+        {spelled.to_file(target.name): target.shape for target in targets},
         in_class,
         shapes,
         ties,
