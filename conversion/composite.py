@@ -49,7 +49,7 @@ class TextCheckpoint(Checkpoint):
         self.__dict__.update(vars(whole))
         self.whole, self.text = whole, text
         self.config = text.entries
-        self.names = _names(whole, tuple(each.partition("*")[0] for each in getattr(text.family, "outside", ())))
+        self.names = _names(whole, tuple(each.partition("*")[0] for each in getattr(text.family.names, "outside", ())))
         self.tensors = {name: replace(whole.tensors[own], name=name) for name, own in self.names.items()}
         taken = {*self.names.values()}
         self.left: list[TensorInfo] = [info for name, info in whole.tensors.items() if name not in taken]

@@ -170,7 +170,7 @@ def _fill_official(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles
 def _fill_ours(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles:
     """Write the files of a repo of ours around its weights, except for the card."""
 
-    entries, code = _entries(plan, around.checkpoint), plan.family.extra_code()
+    entries, code = _entries(plan, around.checkpoint), plan.family.extra_code
     record = recorder(plan, around.checkpoint, folder)
     changed = partial(translated, plan, around.checkpoint)
     return around.fill(folder, plan.target_config, entries, code, record=record, changed=changed)
@@ -277,7 +277,7 @@ def from_official(
         plan = plan_official(checkpoint, family, cast)
         target = with_fields(plan.target_config, fields)
         notes += [*plan.notes, *dtype_note(target, plan.dtype)]
-        notes += plan.family.unused_note(checkpoint.config, only_misspelt=True)
+        notes += plan.family.settings.unused_note(checkpoint.config, only_misspelt=True)
         check_device_map(loading.get("device_map"))
         CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
         generation = settings_in(checkpoint, _entries(plan, checkpoint), plan.target_config)
@@ -308,7 +308,7 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
         return Parity(notes=[f"not compared with the official model: {plan.not_runnable}"])
     kind = plan.dtype
     config = plan.source_config if plan.to_official else plan.target_config
-    shift = plan.family.position_shift(config)
+    shift = plan.family.oracle.position_shift(config)
     kept = low_bit_weights(target.name for group in plan.groups for target in group.targets)
     wide = [group for group in plan.groups if group.targets[0].dtype.itemsize > kind.itemsize]
     kept |= {each for group in wide for name in group.sources for each in (name, plan.to_class(name))}
@@ -321,12 +321,12 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
         else:
             model = load_official(plan.source_class, plan.source_config, source.path, dtype)
         model = rounded(model, kind, kept)
-        return model if plan.to_official else plan.family.prepare_official_model(model)
+        return model if plan.to_official else plan.family.oracle.prepared(model)
 
     def load_target(dtype: torch.dtype) -> PreTrainedModel:
         load = load_official if plan.to_official else load_model
         model = load(plan.target_class, plan.target_config, target, dtype)
-        return plan.family.prepare_official_model(model) if plan.to_official else model
+        return plan.family.oracle.prepared(model) if plan.to_official else model
 
     return verify_models(
         load_source,
@@ -336,8 +336,8 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
         plan.parameters * (1 if plan.read_plain is None else 2) + plan.others,  # plain weights come in addition
         report_progress,
         (0, shift) if plan.to_official else (shift, 0),
-        plan.family.counts_padding,
-        plan.family.padding_by_token,
+        plan.family.oracle.counts_padding,
+        plan.family.oracle.padding_by_token,
         quick,
         plan.to_official,
     )

@@ -253,7 +253,7 @@ def _loads(
         return (lambda: load_model(own_class, own_config, place.path, torch.float32, place.loading), result), []
     official_config, notes = copy.deepcopy(plan.source_config), []
     if use.looks_both_ways and not source.config.bidirectional:
-        if False in plan.family.directions:
+        if False in plan.family.settings.directions:
             official_config.is_causal = False
         else:
             result_config.bidirectional = False
@@ -261,7 +261,7 @@ def _loads(
 
     def official() -> PreTrainedModel:
         found = official_loader(plan, place)(plan.source_class, official_config, place.path, torch.float32)
-        return plan.family.prepare_official_model(rounded(found, plan.dtype) if is_cast else found)
+        return plan.family.oracle.prepared(rounded(found, plan.dtype) if is_cast else found)
 
     return (official, result), notes
 

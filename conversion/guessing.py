@@ -31,7 +31,7 @@ def missing_type(checkpoint: Checkpoint) -> ConversionError:
 
 def _alike(checkpoint: Checkpoint, name: str) -> int:
     """How many settings have the values that a family's models usually have."""
-    usual = FAMILIES[name].defaults.to_dict()
+    usual = FAMILIES[name].settings.defaults.to_dict()
     return sum(name in usual and usual[name] == value for name, value in checkpoint.config.items())
 
 
@@ -39,12 +39,12 @@ def _fits(checkpoint: Checkpoint, name: str) -> bool:
     with quiet(errors=True):
         try:
             family, headers = FAMILIES[name], checkpoint.tensors
-            variant = family.variant_of(checkpoint.config, headers, checkpoint.read)
-            config = family.our_config(family.config_from(checkpoint.config, variant))
-            to_class = family.spellings(variant).to_class
+            variant = family.names.variant_of(checkpoint.config, headers, checkpoint.read)
+            config = family.settings.our_config(family.config_from(checkpoint.config, variant))
+            to_class = family.names.spelled(variant).to_class
             headers = {to_class(own): info for own, info in headers.items()}
-            layout = family.layout(variant, config)
-            groups = RuleTable(family.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
+            layout = family.names.layout(variant, config)
+            groups = RuleTable(family.names.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
             layout.plan({target.name: target for group in groups for target in group.targets})
             plan_in(checkpoint, name, None)  # builds the models, unlike the lines before
         except Exception:  # of another family's classes, whatever they raise for settings that are not theirs

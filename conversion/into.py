@@ -20,7 +20,7 @@ from blockformer.files.side_file_kinds import copy_file, files_read
 from blockformer.files.sources import LISTED, files_in, locate
 
 from .composite import TextCheckpoint, opened
-from .families.translation import ABOUT_THE_FILE
+from .families.settings import ABOUT_THE_FILE
 from .origin import Origin, read_origin
 from .plan import Plan
 from .rules.groups import Group
@@ -139,7 +139,9 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
     if lines:
         more = f", and {len(lines) - 1} more differ" if lines[1:] else ""
         raise ConversionError(f"{into}: its text has other shapes than {checkpoint.folder}: {lines[0]}{more}")
-    after, before = (each.to_dict() for each in (plan.target_config, plan.family.official_config(origin.config)))
+    after, before = (
+        each.to_dict() for each in (plan.target_config, plan.family.settings.official_config(origin.config))
+    )
     names = ({*after} | {*before}) - FREE
     if changed := sorted(name for name in names if after.get(name) != before.get(name)):
         raise ConversionError(

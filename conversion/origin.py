@@ -47,7 +47,7 @@ class Origin:
     def text(self) -> str:
         """The file's text."""
         assert self.variant is not None
-        assert self.variant.traits <= self.family.words, f"{self.family.name} does not list {self.variant.traits}"
+        assert self.variant.traits <= self.family.names.words, f"{self.family.name} does not list {self.variant.traits}"
         variant = {"head": self.variant.head, "traits": sorted(self.variant.traits), "sizes": self.variant.sizes}
         entries = {
             "version": RECORD,
@@ -88,7 +88,7 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
     if not isinstance(variant, dict) or not all(map(_is_names, ([variant.get("head")], variant.get("traits"), unused))):
         raise damaged
     traits = frozenset(variant["traits"]) - (frozenset() if version else FORMER_TRAITS)
-    unknown = sorted(traits - FAMILIES[name].words | {*variant} - FORM)
+    unknown = sorted(traits - FAMILIES[name].names.words | {*variant} - FORM)
     if unknown:
         raise ConversionError(
             f"{path}: form: {shown(unknown[0])} says nothing to this release about a checkpoint of {name}, so its "
@@ -100,7 +100,7 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
         raise damaged
     earlier = CheckpointVariant(variant["head"], traits, {name: tuple(size) for name, size in sizes.items()})
     try:
-        FAMILIES[name].head(earlier)
+        FAMILIES[name].names.head(earlier)
     except StopIteration:
         raise damaged from None
     files = entries.get("files", {})

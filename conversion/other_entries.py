@@ -25,8 +25,8 @@ def carry_others(family: Family, official: Mapping[str, Any], config: Pretrained
     if family.is_file:
         return
     ours = {name for each in CONFIGS.values() for name in axes(each)}
-    for name in family.unused(official):
-        is_known = name in ours or name in family.defaults.to_dict() or hasattr(config, name)
+    for name in family.settings.unused(official):
+        is_known = name in ours or name in family.settings.defaults.to_dict() or hasattr(config, name)
         if is_known or name == FURTHER or name.startswith("_") or names_code({name: official[name]}):
             continue
         setattr(config, name, copy.deepcopy(official[name]))
@@ -37,13 +37,13 @@ def carry_others(family: Family, official: Mapping[str, Any], config: Pretrained
 def others_for(family: Family, config: PretrainedConfig) -> dict[str, Any]:
     """The entries of a config of ours for other libraries, those that an official class would follow left out."""
     others = other_entries(config)
-    return {name: others[name] for name in family.unused(others)}
+    return {name: others[name] for name in family.settings.unused(others)}
 
 
 def note_on_unused(family: Family, official: Mapping[str, Any], config: PretrainedConfig) -> list[str]:
     """The family's note on entries that change nothing, and which of them a config of ours has; or no note."""
-    carried = [name for name in family.unused(official) if name in other_entries(config)]
-    are_all = len(carried) == len(family.unused(official))
+    carried = [name for name in family.settings.unused(official) if name in other_entries(config)]
+    are_all = len(carried) == len(family.settings.unused(official))
     which = "" if are_all else f"{', '.join(map(shown, carried))}: "
     end = f" ({which}kept in config.json, for other libraries)" if carried else ""
-    return [note + end for note in family.unused_note(official)]
+    return [note + end for note in family.settings.unused_note(official)]

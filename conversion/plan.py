@@ -88,7 +88,7 @@ class Plan:
 
     def to_class(self, name: str) -> str:
         """The name that today's official class gives a tensor of the checkpoint."""
-        return self.family.spellings(self.variant).to_class(name)
+        return self.family.names.spelled(self.variant).to_class(name)
 
     @property
     def sizes(self) -> dict[torch.dtype, int]:
@@ -126,20 +126,21 @@ def plan_in(
         to_load = view.low_bits.to_load(official)
         official, tensors, read = view.entries, view.tensors, view.read
     family = family_of(official) if family_name is None else family_by_name(family_name)
-    variant = family.variant_of(official, tensors, read)
-    stored = names_in_class(tensors, family.spellings(variant))
-    config = family.our_config(family.config_from(official, variant))
+    variant = family.names.variant_of(official, tensors, read)
+    stored = names_in_class(tensors, family.names.spelled(variant))
+    config = family.settings.our_config(family.config_from(official, variant))
     carry_others(family, official, config)
     if cast is not None:
         config.dtype = cast
-    shapes, tied, parameters = expected_tensors(family.our_class(variant), config)
-    shapes |= unread_pooler(family.our_class(variant), config)
-    layout = family.layout(variant, config)
+    head = family.names.head(variant)
+    shapes, tied, parameters = expected_tensors(head.model_class, config)
+    shapes |= unread_pooler(head.model_class, config)
+    layout = family.names.layout(variant, config)
     further = layout.further_layers(stored)
     if view is not None:
         view.low_bits.check_plain(tensors, {*stored.values()} - {stored[name] for name in further})
     headers = {name: tensors[own] for name, own in stored.items()}
-    to_class = RuleTable(family.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
+    to_class = RuleTable(family.names.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
     to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
     groups = with_sources(in_turn(to_class, to_ours), stored)
     used = {name for group in groups for name in group.sources}
@@ -154,22 +155,22 @@ def plan_in(
         family=family,
         variant=variant,
         to_official=False,
-        source_config=family.official_config(official if to_load is None else to_load),
-        source_class=family.official_class(variant),
+        source_config=family.settings.official_config(official if to_load is None else to_load),
+        source_class=head.official_class,
         target_config=config,
-        target_class=family.our_class(variant),
+        target_class=head.model_class,
         config_json=config.to_json_string(),
         groups=groups,
         tied=stored_pairs(tied, groups),
         parameters=parameters,
-        official_arguments=family.official_arguments(variant),
+        official_arguments=family.names.class_arguments(variant),
         origin=None if family.is_file else Origin(family, official, variant, unused),
         read_plain=_reader(checkpoint, low_bits, to_load),
-        not_runnable=family.not_runnable(config),
+        not_runnable=family.oracle.not_runnable(family.name, config),
         notes=[
-            *family.head_note(official, variant),
+            *family.names.head_note(official, variant),
             *([view.low_bits.note] if view is not None and view.low_bits.note else []),
-            *family.notes(variant),
+            *family.names.notes(variant),
             *_notes_on(further, kept),
             *([VALUE_HEAD_NOTE] if values else []),
         ],
@@ -205,12 +206,13 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         family = family_for(config)
     if origin is not None and origin.family is not family:
         origin = None
-    variant = family.variant_for(config, None if origin is None else origin.variant)
+    variant = family.names.variant_for(config, None if origin is None else origin.variant)
     official = _official_settings(family, config, origin) | others_for(family, config)
     _set_dtype(official, cast or config.dtype)
     as_before = origin is not None and origin.variant == variant
     unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
-    layout, our_class = family.layout(variant, config), family.our_class(variant)
+    head, layout = family.names.head(variant), family.names.layout(variant, config)
+    our_class = head.model_class
     shapes, tied, parameters = expected_tensors(our_class, config)
     pooler = unread_pooler(our_class, config)
     stored = by_sources(checkpoint.tensors, tied)
@@ -222,27 +224,27 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         optional=layout.shapes_before({name: shapes[name] for name in tied} | pooler),
         dtype=cast,
     )
-    storage = RuleTable(family.storage(variant, config), layers=layout.layers)
+    storage = RuleTable(family.names.storage(variant, config), layers=layout.layers)
     to_file = storage.plan(_targets(to_class), reverse=True, rest=True)
     groups = with_sources(in_turn(to_class, to_file), stored)
-    names = family.spellings(variant)
+    names = family.names.spelled(variant)
     return Plan(
         family=family,
         variant=variant,
         to_official=True,
         source_config=config,
         source_class=our_class,
-        target_config=family.official_config(official),
-        target_class=family.official_class(variant),
+        target_config=family.settings.official_config(official),
+        target_class=head.official_class,
         config_json=json_text(official),
         groups=[_renamed(group, names) for group in groups] + unused,
         tied=[(names.to_file(first), names.to_file(second)) for first, second in _tied_pairs(tied, to_class)],
         parameters=parameters,
-        official_arguments=family.official_arguments(variant),
+        official_arguments=family.names.class_arguments(variant),
         files={} if origin is None else _files_of(origin, official),
         read_plain=None if getattr(config, "linear_bits", None) is None else AWQ.read_plain,
-        not_runnable=family.not_runnable(config),
-        notes=[*family.notes_on_writing(config), *_further_layers(family, names, layout, unused)],
+        not_runnable=family.oracle.not_runnable(family.name, config),
+        notes=[*family.names.notes_on_writing(config), *_further_layers(family, names, layout, unused)],
     )
 
 
@@ -282,9 +284,9 @@ def _check_unused(
     free: Collection[str],
 ) -> None:
     """Refuse tensors that cannot be left out; `free` are layers that no model has, which need not be read."""
-    to_class = family.spellings(variant).to_class
-    looked_at = [name for name in names if name not in free and family.reads_ignored(to_class(name))]
-    reasons = {name: family.check_ignored(to_class(name), read(name)) for name in looked_at}
+    to_class = family.names.spelled(variant).to_class
+    looked_at = [name for name in names if name not in free and family.names.reads_ignored(to_class(name))]
+    reasons = {name: family.names.check_ignored(to_class(name), read(name)) for name in looked_at}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
         raise ConversionError(f"{folder}: tensors that cannot be left out:{listed(lines)}")
@@ -359,12 +361,12 @@ def _official_settings(family: Family, config: PretrainedConfig, origin: Origin 
         return fresh
     old = {name: value for name, value in origin.config.items() if name not in NEVER_FOLLOWED}
     try:
-        before = family.our_config(family.config_from(old, origin.variant))
+        before = family.settings.our_config(family.config_from(old, origin.variant))
     except ConversionError:
         return fresh
     if _meaning(before) == _meaning(config) and config.architectures in (None, [], before.architectures):
         return copy.deepcopy(old)
-    return {**{name: old[name] for name in family.unused(old)}, **fresh}
+    return {**{name: old[name] for name in family.settings.unused(old)}, **fresh}
 
 
 def _meaning(config: PretrainedConfig) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _changes(checkpoint: Checkpoint, family_name: str | None, error: MisfitError
     named: dict[str, Any] = {}
     with suppress(ConversionError):
         family = family_of(official) if family_name is None else family_by_name(family_name)
-        named = {"architectures": [family.variant_of(without, checkpoint.tensors, checkpoint.read).head]}
+        named = {"architectures": [family.names.variant_of(without, checkpoint.tensors, checkpoint.read).head]}
     sizes = _sizes(official, error) | _layers(official, checkpoint.tensors)
     several = ({name: size} for name, size in sizes.items() if len(sizes) > 1)
     heads = _heads(official, error)

@@ -48,11 +48,11 @@ def _options(name: str, content: Mapping[str, Any], plan: Plan, checkpoint: Chec
     family, entries = plan.family, {**checkpoint.config}
     entries.pop("quantization_config", None)
     try:
-        official = family.official_config(entries)
+        official = family.settings.official_config(entries)
         followed = {option: value for option, value in given.items() if hasattr(official, option)}
-        asked = family.official_config({**entries, **followed})
+        asked = family.settings.official_config({**entries, **followed})
         before, after = (
-            family.our_config(family.config_from(each, plan.variant)).to_dict()
+            family.settings.our_config(family.config_from(each, plan.variant)).to_dict()
             for each in (entries, {**entries, **followed})
         )
     except ConversionError as error:

@@ -1,5 +1,5 @@
 """Write the tables of docs/families.md and its Chinese twin, each preset as its fields that differ from the defaults,
-the names of families in docs/supported.md, and their number in the READMEs.
+and the number of families in the READMEs.
 
 Usage: python scripts/family_table.py
 """
@@ -24,8 +24,6 @@ COLUMNS = (
     "max_position_embeddings"
 ).split()
 """What the table of published sizes shows."""
-SUPPORTED = {"supported.md": ", ", "zh/supported.md": "、"}
-"""Page with the table of families -> what separates two names."""
 AMONG = "Llama, Qwen3, Gemma 3, Mistral, DeepSeek-V3, gpt-oss, Phi-3, GPT-2, BERT, ModernBERT, T5, BART"
 READMES = {
     "README.md": f"{{}} families, among them {AMONG} and Marian ([every name](docs/supported.md)).",
@@ -95,21 +93,6 @@ def written(text: str) -> str:
     return TABLE.sub(lambda found: found[1] + tables.pop(0), text)
 
 
-def with_names(text: str, separator: str) -> str:
-    """A page whose table of families has the names of the index, sorted: a line for each group that has one there.
-
-    What stands in brackets behind a name stays.
-    """
-    lines = text.splitlines(keepends=True)
-    for group in index.GROUPS[:-1]:
-        place = next(i for i, line in enumerate(lines) if line.startswith("|") and _names(line) & set(group))
-        old, rest = lines[place].split(" | ", 1)
-        remarks = dict(re.findall(r"(`[^`]+`)(\s?[(\uff08][^)\uff09]*[)\uff09])", old))
-        names = (f"`{name}`" for name in sorted(group) if not name.endswith("-decoder"))
-        lines[place] = f"| {separator.join(name + remarks.get(name, '') for name in names)} | {rest}"
-    return "".join(lines)
-
-
 def with_sentence(text: str, sentence: str) -> str:
     """A README with its sentence of the families."""
     count = sum(not name.endswith("-decoder") for name in index.NAMES)
@@ -117,17 +100,10 @@ def with_sentence(text: str, sentence: str) -> str:
     return MARKED.sub(lambda found: f"{found[1]}{filled}\n{found[2]}", text)
 
 
-def _names(line: str) -> set[str]:
-    return set(re.findall(r"`([^`]+)`", line))
-
-
 def main() -> None:
     for name, sentence in READMES.items():
         path = DOCS.parent / name
         path.write_text(with_sentence(path.read_text(encoding="utf-8"), sentence), encoding="utf-8")
-    for name, separator in SUPPORTED.items():
-        path = DOCS / name
-        path.write_text(with_names(path.read_text(encoding="utf-8"), separator), encoding="utf-8")
     for name in PAGES:
         path = DOCS / name
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -176,11 +176,9 @@ def test_the_page_of_fields_is_what_the_code_says():
 
 @pytest.mark.parametrize("name", ["add-a-family.md", "zh/add-a-family.md"])
 def test_the_family_that_is_added_on_the_page_is_the_one_that_is_there(name):
-    table, index, rows = fences(ROOT / "docs" / name, "python")
-    parts = {"conversion/families/index.py": index, "tests/conversion/test_decoder_families.py": rows}
-    for path, block in parts.items():
-        text = (ROOT / path).read_text(encoding="utf-8")
-        assert all(line in text for line in block.splitlines()), path
+    table, rows = fences(ROOT / "docs" / name, "python")
+    text = (ROOT / "tests/conversion/test_decoder_families.py").read_text(encoding="utf-8")
+    assert all(line in text for line in rows.splitlines())
     assert table == (ROOT / "conversion/families/jais2.py").read_text(encoding="utf-8")
 
 
@@ -297,12 +295,13 @@ def test_the_table_of_families_is_that_of_the_presets(page, language):
     assert found == [expected], f"should be\n{as_markdown(expected)}"
 
 
-@pytest.mark.parametrize("name", family_table.SUPPORTED)
+@pytest.mark.parametrize("name", ["supported.md", "zh/supported.md"])
 def test_every_family_stands_in_the_table_of_supported_ones(name):
     """The decoder of an encoder-decoder is in the line of both."""
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    assert not [family for family in FAMILIES if f"`{family.removesuffix('-decoder')}`" not in text]
-    assert text == family_table.with_names(text, family_table.SUPPORTED[name]), "run python scripts/family_table.py"
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("|")]
+    wanted = {f"`{family.removesuffix('-decoder')}`" for family in FAMILIES}
+    assert not [family for family in sorted(wanted) if sum(family in row for row in rows) != 1]
 
 
 @pytest.mark.parametrize("name", family_table.READMES)

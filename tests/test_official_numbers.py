@@ -86,7 +86,7 @@ def official_models(draw):
 @torch.no_grad()
 def random_model(family, name, fields, dtype=torch.float32, seed=0):
     """transformers' own model, every weight random."""
-    model = getattr(transformers, name)(FAMILIES[family].official_config_class(**fields)).eval()
+    model = getattr(transformers, name)(FAMILIES[family].settings.official_class(**fields)).eval()
     generator, embeddings = torch.Generator().manual_seed(seed), model.get_input_embeddings().weight
     for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
         is_norm = parameter.dim() == 1 and bool((parameter == 1).all())

@@ -5,12 +5,14 @@ compare with, no `model_type` and no way back: these families are read only, and
 """
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from blockformer.files.errors import ConversionError, listed, shown
 
@@ -18,7 +20,10 @@ from ..families.base import Family
 from ..families.decoder import GPT
 from ..families.encoder_decoder import same_bits
 from ..families.head import Head
+from ..families.names import Names
+from ..families.oracle import Oracle
 from ..families.original import FRESH as ORIGINAL_FRESH
+from ..families.settings import Settings
 from ..rules.table import Rule
 from ..storage.spelling import Prefix, Spellings
 from ..storage.variant import CheckpointVariant
@@ -61,14 +66,9 @@ Check = Callable[[Tensor], str | None]
 """The fault of a buffer, or None."""
 
 
-class ArticleFamily(Family[Head]):
-    """The model of an article.
-
-    Args:
-        name: the family's name.
-        model: name of the article's class.
-        ours: name of our class.
-        structure, fresh: see `ConfigTranslation`; with the sizes that the article names.
+@dataclass(kw_only=True, eq=False)
+class Article(Names[Head], ABC):
+    """The model of an article: its settings file, and the names of its tensors.
 
     Attributes:
         must_have, may_have: what its settings file must and may hold: name -> kind.
@@ -77,16 +77,11 @@ class ArticleFamily(Family[Head]):
         shared: those that may be one tensor: (setting of ours, the copy, what it is a copy of).
     """
 
-    is_file = True
-    must_have: Mapping[str, Kind]
-    may_have: Mapping[str, Kind]
-    heads_of: tuple[str, str]
-    embeddings: Mapping[str, str]
-    shared: Sequence[tuple[str, str, str]]
-
-    def __init__(self, name: str, model: str, ours: str, *, structure: Mapping[str, Any], fresh: Mapping[str, Any]):
-        self.topology = "encoder_decoder" if ours.startswith("BlockformerEncoderDecoder") else "decoder"
-        super().__init__(name, "", [Head(model, ours)], structure=structure, fresh=fresh, fixed={})
+    must_have: ClassVar[Mapping[str, Kind]]
+    may_have: ClassVar[Mapping[str, Kind]]
+    heads_of: ClassVar[tuple[str, str]]
+    embeddings: ClassVar[Mapping[str, str]]
+    shared: ClassVar[Sequence[tuple[str, str, str]]]
 
     @abstractmethod
     def traits(self, names: Collection[str], settings: Mapping[str, Any]) -> set[str]:
@@ -108,7 +103,7 @@ class ArticleFamily(Family[Head]):
     def our_settings(self, settings: Mapping[str, Any], traits: Collection[str]) -> dict[str, Any]:
         """Our settings for the article's."""
 
-    def settings(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+    def checked(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """The checked entries of the settings file.
 
         Raises:
@@ -128,8 +123,8 @@ class ArticleFamily(Family[Head]):
                 lines.append(f"{width} ({entries[width]}) is not a multiple of {heads} ({entries[heads]})")
         if lines:
             raise ConversionError(
-                f"the config of '{self.name}' has {', '.join(self.must_have)} and may have {', '.join(self.may_have)}:"
-                f"{listed(lines)}"
+                f"the config of '{self.family}' has {', '.join(self.must_have)} and may have "
+                f"{', '.join(self.may_have)}:{listed(lines)}"
             )
         return dict(entries)
 
@@ -139,12 +134,12 @@ class ArticleFamily(Family[Head]):
         names: Collection[str] | None = None,
         read: Callable[[str], Tensor] | None = None,
     ) -> CheckpointVariant:
-        """See `Family.variant_of`. Buffers are checked here, where the settings are known.
+        """See `Names.variant_of`. Buffers are checked here, where the settings are known.
 
         Raises:
             ConversionError: also for settings, names or buffers that do not fit the article.
         """
-        settings = self.settings(official)
+        settings = self.checked(official)
         prefix = common_prefix(names or ())
         own = {name.removeprefix(prefix): name for name in names or ()}
         checks = self.checks(settings)
@@ -154,7 +149,7 @@ class ArticleFamily(Family[Head]):
             if check is not None and read is not None and (fault := check(read(stored))):
                 lines.append(f"{shown(stored)} {fault}")
         if lines:
-            raise ConversionError(f"buffers that are not what '{self.name}' computes with:{listed(lines)}")
+            raise ConversionError(f"buffers that are not what '{self.family}' computes with:{listed(lines)}")
         traits = self.traits(own, settings) | self._shared(settings, own, read)
         return CheckpointVariant(self.heads[0].official, frozenset(traits), prefix=prefix)
 
@@ -195,54 +190,87 @@ class ArticleFamily(Family[Head]):
         return rules, copies
 
     def notes(self, variant: CheckpointVariant) -> list[str]:
-        """See `Family.notes`."""
+        """See `Names.notes`."""
         notes = [f"{copy} is {first} ({name})" for name, copy, first in self.shared if name in variant.traits]
         if GUESSED in variant.traits:
             notes.append('its norms divide by std + eps, the unbiased std; if yours do not, set "norm": "layer_norm"')
         return [*notes, *filter(None, [variant.note])]
 
-    def spellings(self, variant: CheckpointVariant) -> Spellings:
-        """See `Family.spellings`: all names have the common prefix."""
+    def spelled(self, variant: CheckpointVariant) -> Spellings:
+        """See `Names.spelled`: all names have the common prefix."""
         return Spellings([Prefix(in_file=variant.prefix, in_class="", inner=("",))] if variant.prefix else [])
 
-    def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:
-        """See `Family.config_from`."""
-        traits = (variant or self.variant_of(official)).traits
-        return {"architectures": [self.heads[0].ours], **self.our_settings(self.settings(official), traits)}
 
-    def our_config(self, settings: Mapping[str, Any]) -> PretrainedConfig:
-        """See `Family.our_config`."""
-        try:
-            return super().our_config(settings)
-        except ConversionError as error:
-            reason = str(error).removeprefix("config.json: ")
-            raise ConversionError(f"the config of '{self.name}': {reason}") from error
+@dataclass(kw_only=True, eq=False)
+class ArticleSettings(Settings):
+    """The settings of an article's model, for which no class of transformers exists.
 
-    # What there is not: an official class, and a way back.
+    Attributes:
+        article: what its settings file says.
+    """
+
+    article: Article
+
+    def read(self, official, variant, head):
+        """See `Settings.read`."""
+        said = self.article.our_settings(self.article.checked(official), variant.traits)
+        return {"architectures": [head.ours], **self.structure, **said}
 
     def official_config(self, official: Mapping[str, Any]) -> PretrainedConfig:
         """An empty config: no class of transformers has these settings."""
         return PretrainedConfig()
 
-    def official_class(self, variant: CheckpointVariant) -> type[PreTrainedModel]:
-        """The common base class: no class of transformers is this model."""
-        return PreTrainedModel
-
-    def not_runnable(self, config: PretrainedConfig) -> str | None:
-        """See `Family.not_runnable`."""
-        return f"there is none, {self.heads[0].official} is the code of an article"
-
     def unused(self, official: Mapping[str, Any]) -> list[str]:
         """Always empty: an unknown setting is an error."""
         return []
 
-    def differences(self, config: PretrainedConfig) -> list[str]:
-        """Never empty: the family is not written."""
-        return [f"'{self.name}' is read and not written"]
+    def our_config(self, settings: Mapping[str, Any]) -> PretrainedConfig:
+        """See `Settings.our_config`."""
+        try:
+            return super().our_config(settings)
+        except ConversionError as error:
+            reason = str(error).removeprefix("config.json: ")
+            raise ConversionError(f"the config of '{self.family}': {reason}") from error
 
-    def config_to(self, config: PretrainedConfig) -> dict[str, Any]:
-        """See `Family.config_to`."""
-        raise ConversionError(f"the family '{self.name}' can be read but not written; name another one")
+
+class ArticleFamily(Family):
+    """The model of an article.
+
+    Args:
+        name: the family's name.
+        model: name of the article's class.
+        ours: name of our class.
+        article: its settings file and its names.
+        structure, fresh: see `Family`; with the sizes that the article names.
+        extra_code: see `Family`.
+    """
+
+    is_file = True
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        ours: str,
+        article: Article,
+        *,
+        structure: Mapping[str, Any],
+        fresh: Mapping[str, Any],
+        extra_code: Mapping[str, Path] | None = None,
+    ):
+        heads = [Head(model, ours)]
+        article = replace(article, family=name, heads=heads)
+        super().__init__(
+            name,
+            "PretrainedConfig",
+            heads,
+            names=article,
+            settings=ArticleSettings(article=article),
+            structure=structure,
+            fresh=fresh,
+            oracle=Oracle(not_runnable=lambda family, config: f"there is none, {model} is the code of an article"),
+            extra_code=extra_code,
+        )
 
 
 def _absent(name: str) -> str:

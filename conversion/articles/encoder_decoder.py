@@ -1,5 +1,7 @@
 """`article-encoder-decoder`: pre-norm, of `EncoderBlock`, `DecoderBlock` and `ResidualConnection`."""
 
+from dataclasses import dataclass
+
 from ..families.fresh import root_of_width
 from ..rules.table import RuleTable
 from .base import (
@@ -10,6 +12,7 @@ from .base import (
     SHARE,
     SIZE,
     TARGET_TOKENS,
+    Article,
     ArticleFamily,
     both,
     projections,
@@ -29,13 +32,15 @@ SOURCE, TARGET = "src_embed.embedding.weight", "tgt_embed.embedding.weight"
 HEAD = "projection_layer.proj"
 
 
-class ArticleEncoderDecoder(ArticleFamily):
+@dataclass(kw_only=True, eq=False)
+class ArticleEncoderDecoder(Article):
     """Two stacks of pre-norm layers with a vocabulary each, sinusoids, ReLU, and a norm at the end of each stack.
 
     The norm is PyTorch's, or one that divides by the unbiased standard deviation plus a small number. The latter
     becomes the former with `eps**2` under the root: both differ by about `eps` / standard deviation.
     """
 
+    topology = "encoder_decoder"
     must_have = {
         **dict.fromkeys(("d_model", "d_ff", "h", "N"), SIZE),
         "dropout": SHARE,
@@ -76,7 +81,7 @@ class ArticleEncoderDecoder(ArticleFamily):
         return {name: sinusoid(settings[length], settings["d_model"]) for name, length in sides.items()}
 
     def layout(self, variant, config) -> RuleTable:
-        """See `Family.layout`."""
+        """See `Names.layout`."""
         attention = {theirs: ours for ours, theirs in spelled(variant.traits).items()}
         modules = {"mlp": {"linear_1": "up_proj", "linear_2": "down_proj"}}
         rules, copies = self.embedding_rules(variant)
@@ -93,11 +98,10 @@ class ArticleEncoderDecoder(ArticleFamily):
         return RuleTable(rules, ignored=[*copies, "src_pos.pe", "tgt_pos.pe"])
 
     def our_settings(self, settings, traits):
-        """See `ArticleFamily.our_settings`."""
+        """See `Article.our_settings`."""
         dropout, shares = float(settings["dropout"]), "share_embeddings" in traits
         source, target = settings["src_vocab_size"], settings["tgt_vocab_size"]
         return {
-            **self.structure,
             "vocab_size": source,
             "decoder_vocab_size": None if shares and source == target else target,
             "share_embeddings": shares,
@@ -118,10 +122,11 @@ class ArticleEncoderDecoder(ArticleFamily):
         }
 
 
-FAMILY = ArticleEncoderDecoder(
+FAMILY = ArticleFamily(
     "article-encoder-decoder",
     "Transformer",
     "BlockformerEncoderDecoderForConditionalGeneration",
+    ArticleEncoderDecoder(),
     structure={**BOTH_STACKS, "share_embeddings": False},
     fresh={
         **FRESH,

@@ -1,8 +1,23 @@
 """`article-gpt`: `MyGPTModel`, read from the state dict that its code saves (`docs/articles.md`)."""
 
+from dataclasses import dataclass
+
 from ..families.gpt2 import FRESH as GPT2_FRESH
 from ..rules.table import Rule, RuleTable
-from .base import FLAG, POSITIVE, SHARE, SIZE, STRUCTURE, TOKENS, ArticleFamily, both, projections, spelled, token_ids
+from .base import (
+    FLAG,
+    POSITIVE,
+    SHARE,
+    SIZE,
+    STRUCTURE,
+    TOKENS,
+    Article,
+    ArticleFamily,
+    both,
+    projections,
+    spelled,
+    token_ids,
+)
 from .buffers import causal
 from .norms import NORM, norm_rules, norm_settings, norm_traits
 
@@ -11,12 +26,14 @@ BLOCK = "transformer_blocks."
 FEED_FORWARD = {"ffn.layers.0": "mlp.up_proj", "ffn.layers.2": "mlp.down_proj"}
 
 
-class ArticleGPT(ArticleFamily):
+@dataclass(kw_only=True, eq=False)
+class ArticleGPT(Article):
     """`MyGPTModel`: learned positions, pre-norm, tanh GELU, a head of its own without bias.
 
     The class of the attention is imported in the article and not printed; its tensors are known by how they are named.
     """
 
+    topology = "decoder"
     must_have = {
         **dict.fromkeys(("vocab_size", "max_seq_length", "embedding_dim", "n_heads", "n_layers"), SIZE),
         "drop_rate": SHARE,
@@ -42,7 +59,7 @@ class ArticleGPT(ArticleFamily):
         return {f".mha.{name}": causal(settings["max_seq_length"]) for name in MASKS}
 
     def layout(self, variant, config) -> RuleTable:
-        """See `Family.layout`."""
+        """See `Names.layout`."""
         block, layer = BLOCK + "{layer}.", "model.layers.{layer}."
         linear = {
             f"mha.{theirs}": f"self_attn.{ours}" for ours, theirs in spelled(variant.traits).items()
@@ -61,9 +78,8 @@ class ArticleGPT(ArticleFamily):
         return RuleTable(rules, ignored=[*copies, *(f"{block}mha.{name}" for name in MASKS)])
 
     def our_settings(self, settings, traits):
-        """See `ArticleFamily.our_settings`."""
+        """See `Article.our_settings`."""
         return {
-            **self.structure,
             "vocab_size": settings["vocab_size"],
             "hidden_size": settings["embedding_dim"],
             "intermediate_size": 4 * settings["embedding_dim"],
@@ -80,10 +96,11 @@ class ArticleGPT(ArticleFamily):
         }
 
 
-FAMILY = ArticleGPT(
+FAMILY = ArticleFamily(
     "article-gpt",
     "MyGPTModel",
     "BlockformerDecoderForCausalLM",
+    ArticleGPT(),
     structure={**STRUCTURE, "position_type": "learned", "hidden_act": "gelu_new"},
     fresh={**GPT2_FRESH, "attention_bias": False, "tie_word_embeddings": False},
 )

@@ -1,6 +1,6 @@
 """`article-transformer`: `Transformer` with `wte`, `wpe`, `encoder`, `decoder`, which continues its input."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,22 @@ from blockformer.model.layer import norm_slots
 from blockformer.publishing.repo_code import EXTRA_CODE
 
 from ..families.fresh import four_widths
-from ..families.translation import Preset
+from ..families.preset import Preset
 from ..rules.table import RuleTable
-from .base import BOTH_STACKS, FLAG, FRESH, OURS, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, Kind, both, target_ids
+from .base import (
+    BOTH_STACKS,
+    FLAG,
+    FRESH,
+    OURS,
+    SHARE,
+    SIZE,
+    TARGET_TOKENS,
+    Article,
+    ArticleFamily,
+    Kind,
+    both,
+    target_ids,
+)
 from .buffers import causal, sinusoid
 
 READINGS = {
@@ -57,7 +70,8 @@ ATTENTION = {**{f"c_attns.{index}": name for index, name in enumerate(OURS[:3])}
 EMBEDDINGS = "transformer.wte.weight"
 
 
-class ArticleTransformer(ArticleFamily):
+@dataclass(kw_only=True, eq=False)
+class ArticleTransformer(Article):
     """`Transformer`: one embedding for both sides, sinusoids, ReLU.
 
     The article's formula is x + f(norm(x)). Its code has x replaced by norm(x) first, around attention and, in the
@@ -65,6 +79,7 @@ class ArticleTransformer(ArticleFamily):
     of the two has made them, or hold a text of which both are tried.
     """
 
+    topology = "encoder_decoder"
     must_have = {
         **dict.fromkeys(("vocab_size", "block_size", "n_layer", "n_head", "n_embd"), SIZE),
         "dropout": SHARE,
@@ -80,12 +95,12 @@ class ArticleTransformer(ArticleFamily):
         return set()
 
     def variant_of(self, official, names=None, read=None):
-        """See `Family.variant_of`.
+        """See `Names.variant_of`.
 
         Raises:
             ConversionError: also where nothing tells the reading.
         """
-        variant, settings = super().variant_of(official, names, read), self.settings(official)
+        variant, settings = super().variant_of(official, names, read), self.checked(official)
         readings = {name: replace(variant, traits=variant.traits | {name}) for name in READINGS}
         told, sample = settings.get("norms"), settings.get("sample")
         if sample is None or read is None:
@@ -97,7 +112,7 @@ class ArticleTransformer(ArticleFamily):
                     f"{SAMPLE[0]}, whose loss decides"
                 )
             return readings[told]
-        spellings = self.spellings(variant)
+        spellings = self.spelled(variant)
         tensors = {spellings.to_class(name): read(name) for name in names or ()}
         losses = {name: self._loss(official, each, tensors, sample) for name, each in readings.items()}
         said = ", ".join(f"{loss:.4g} with the norms as {name}" for name, loss in losses.items())
@@ -108,21 +123,17 @@ class ArticleTransformer(ArticleFamily):
 
     def _loss(self, official, variant, tensors, sample) -> float:
         """The article's loss of a text by one reading: both sides read the input, targets of -1 do not count."""
-        config = self.our_config(self.config_from(official, variant))
+        config = self.settings.our_config(self.settings.read(official, variant, self.heads[0]))
         groups = self.layout(variant, config).plan(tensors)
         weights = {name: tensor for group in groups for name, tensor in group.apply(tensors.__getitem__)}
         text, targets = (torch.tensor(_rows_of(sample[name])) for name in ("input", "targets"))
         try:
-            model = self.model_class.from_pretrained(None, config=config, state_dict=weights).eval()
+            model = self.heads[0].model_class.from_pretrained(None, config=config, state_dict=weights).eval()
             with torch.no_grad():
                 logits = model(text, decoder_input_ids=text).logits.float()
             return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1).item()
         except (ValueError, IndexError) as error:
             raise ConversionError(f"the sample cannot be run: {error}") from error
-
-    def extra_code(self):
-        """See `Family.extra_code`."""
-        return EXTRA_CODE
 
     def checks(self, settings):
         """The table of positions, and the causal mask that every attention holds on an old PyTorch."""
@@ -130,7 +141,7 @@ class ArticleTransformer(ArticleFamily):
         return {"wpe.pe": sinusoid(length, settings["n_embd"]), "attn.bias": causal(length)}
 
     def layout(self, variant, config) -> RuleTable:
-        """See `Family.layout`."""
+        """See `Names.layout`."""
         rules, ignored = self.embedding_rules(variant)
         ignored += ["transformer.wpe.pe"]
         for stack, parts in SUBLAYERS.items():
@@ -147,7 +158,7 @@ class ArticleTransformer(ArticleFamily):
         return RuleTable(rules, ignored=ignored)
 
     def our_settings(self, settings, traits):
-        """See `ArticleFamily.our_settings`."""
+        """See `Article.our_settings`."""
         dropout = float(settings["dropout"])
         biases = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
         return {
@@ -167,10 +178,12 @@ class ArticleTransformer(ArticleFamily):
 
 
 PRESETS = {"article-transformer-printed": Preset("encoder_decoder", {**READINGS["printed"], **OWN_FRESH})}
-FAMILY = ArticleTransformer(
+FAMILY = ArticleFamily(
     "article-transformer",
     "Transformer",
     "BlockformerEncoderDecoderForConditionalGeneration",
+    ArticleTransformer(),
     structure=READINGS["formula"],
     fresh=OWN_FRESH,
+    extra_code=EXTRA_CODE,
 )

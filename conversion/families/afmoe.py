@@ -8,9 +8,11 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from ..values import Computed, NotExpressible, WindowByLayer, only_sliding_layers_rotate
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, Q_AND_K_NORM
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, Q_AND_K_NORM, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import every, root_of_width, rotary
-from .with_experts import FINE, SHARED_EXPERTS, SIGMOID_ROUTER, ExpertsFamily, first_dense, shared_experts
+from .with_experts import FINE, SHARED_EXPERTS, SIGMOID_ROUTER, ExpertNames, first_dense, shared_experts
 
 
 def _read_scale(official) -> dict[str, Any]:
@@ -24,10 +26,10 @@ def _write_scale(config: PretrainedConfig, head: Any) -> dict[str, Any]:
     return {"mup_enabled": config.embedding_scale is not None}
 
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "afmoe",
     "AfmoeConfig",
-    "AfmoeForCausalLM AfmoeModel",
+    decoder_heads("AfmoeForCausalLM AfmoeModel"),
     structure={
         **LLAMA,
         "norm_placement": "pre_output",
@@ -45,31 +47,35 @@ FAMILY = ExpertsFamily(
         "embedding_scale": root_of_width,
         "routed_scaling_factor": 2.826,
     },
-    layer={
-        **ATTENTION,
-        **MLP,
-        **Q_AND_K_NORM,
-        "self_attn.gate_proj": "self_attn.gate_proj",
-        "input_layernorm": "self_attn_pre_norm",
-        "post_attention_layernorm": "self_attn_output_norm",
-        "pre_mlp_layernorm": "mlp_pre_norm",
-        "post_mlp_layernorm": "mlp_output_norm",
-    },
-    router="router.gate",
-    sparse=SHARED_EXPERTS,
-    bias_of_choice="expert_bias",
-    fields={
-        **{name: name for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
-        "route_scale": "routed_scaling_factor",
-        "attention_bias": ALL_ATTENTION_BIASES,
-    },
-    window=WindowByLayer(by_flag=False),
-    without_effect=["output_router_logits"],
-    computed=(
-        shared_experts("num_shared_experts"),
-        first_dense("num_dense_layers"),
-        Computed(_read_scale, _write_scale),
-        Computed(only_sliding_layers_rotate),
+    names=ExpertNames(
+        layer={
+            **ATTENTION,
+            **MLP,
+            **Q_AND_K_NORM,
+            "self_attn.gate_proj": "self_attn.gate_proj",
+            "input_layernorm": "self_attn_pre_norm",
+            "post_attention_layernorm": "self_attn_output_norm",
+            "pre_mlp_layernorm": "mlp_pre_norm",
+            "post_mlp_layernorm": "mlp_output_norm",
+        },
+        router="router.gate",
+        sparse=SHARED_EXPERTS,
+        bias_of_choice="expert_bias",
     ),
-    extra_fields=["global_attn_every_n_layers"],
+    settings=DecoderSettings(
+        fields={
+            **{name: name for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
+            "route_scale": "routed_scaling_factor",
+            "attention_bias": ALL_ATTENTION_BIASES,
+        },
+        window=WindowByLayer(by_flag=False),
+        without_effect=["output_router_logits"],
+        computed=(
+            shared_experts("num_shared_experts"),
+            first_dense("num_dense_layers"),
+            Computed(_read_scale, _write_scale),
+            Computed(only_sliding_layers_rotate),
+        ),
+        extra_fields=["global_attn_every_n_layers"],
+    ),
 )

@@ -7,8 +7,9 @@ official classes drop out nothing after the feed-forward network, and some of wh
 from blockformer.files.errors import ConversionError
 
 from ..values import TOKEN_TYPES, Computed, NotExpressible
-from .bert import EMBEDDINGS, FRESH, NAMES, POOLED_ROWS, STRUCTURE
-from .bert_like import EMBEDDING_NORM, BertLikeFamily
+from .base import Family
+from .bert import EMBEDDINGS, FIELDS, FRESH, POOLED_ROWS, STRUCTURE
+from .bert_like import EMBEDDING_NORM, EncoderNames, EncoderSettings
 from .encoder_heads import NSP, LanguageModelNames, standard_heads
 
 
@@ -39,9 +40,9 @@ _MODULES = {
     "ffn_output": "mlp.down_proj",
     "full_layer_layer_norm": "mlp_post_norm",
 }
-_FIELDS = {theirs: ours for theirs, ours in NAMES["fields"].items() if ours not in ("use_cache", "classifier_dropout")}
+_FIELDS = {theirs: ours for theirs, ours in FIELDS.items() if ours not in ("use_cache", "classifier_dropout")}
 
-FAMILY = BertLikeFamily(
+FAMILY = Family(
     "albert",
     "AlbertConfig",
     standard_heads(
@@ -63,22 +64,26 @@ FAMILY = BertLikeFamily(
         "bos_token_id": 2,
         "eos_token_id": 3,
     },
-    root="albert.",
-    embeddings=EMBEDDINGS,
-    layer="encoder.albert_layer_groups.{layer}.albert_layers.0.",
-    modules=_MODULES,
-    stack={**EMBEDDING_NORM, "encoder.embedding_hidden_mapping_in": "embed_projection"},
-    pooler="pooler",
-    next_sentence="sop_classifier.classifier",
-    language_model=LanguageModelNames(
-        dense="predictions.dense",
-        norm="predictions.LayerNorm",
-        weight="predictions.decoder.weight",
-        bias="predictions.bias",
-        copy="predictions.decoder.bias",
+    names=EncoderNames(
+        root="albert.",
+        embeddings=EMBEDDINGS,
+        layer="encoder.albert_layer_groups.{layer}.albert_layers.0.",
+        modules=_MODULES,
+        stack={**EMBEDDING_NORM, "encoder.embedding_hidden_mapping_in": "embed_projection"},
+        pooler="pooler",
+        next_sentence="sop_classifier.classifier",
+        language_model=LanguageModelNames(
+            dense="predictions.dense",
+            norm="predictions.LayerNorm",
+            weight="predictions.decoder.weight",
+            bias="predictions.bias",
+            copy="predictions.decoder.bias",
+        ),
     ),
-    fields={**_FIELDS, "num_hidden_groups": "num_hidden_groups", "classifier_dropout_prob": "classifier_dropout"},
-    computed=[TOKEN_TYPES, Computed(_read_widths, _write_widths)],
-    not_none=("num_hidden_groups",),
-    unsupported={"inner_group_num": (1,)},
+    settings=EncoderSettings(
+        fields={**_FIELDS, "num_hidden_groups": "num_hidden_groups", "classifier_dropout_prob": "classifier_dropout"},
+        computed=[TOKEN_TYPES, Computed(_read_widths, _write_widths)],
+        not_none=("num_hidden_groups",),
+        unsupported={"inner_group_num": (1,)},
+    ),
 )

@@ -4,7 +4,9 @@ It is xIELU (Huang and Schlag, 2024), which has two trained numbers in each laye
 """
 
 from ..rules.table import Rule
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, PLAIN_MLP, Q_AND_K_NORM, DecoderFamily
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, PLAIN_MLP, Q_AND_K_NORM, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
 NUMBERS = ("alpha_p", "alpha_n", "beta", "eps")
@@ -16,19 +18,21 @@ def rules_of_the_activation(config) -> list[Rule]:
     return [Rule(f"mlp.act_fn.{name}", f"mlp.act_fn.{name}") for name in names]
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "apertus",
     "ApertusConfig",
-    "ApertusForCausalLM ApertusModel ApertusForTokenClassification",
+    decoder_heads("ApertusForCausalLM ApertusModel ApertusForTokenClassification"),
     structure={**LLAMA, "gated_mlp": False, "qk_norm": True},
     fresh={**rotary(12_000_000.0), "hidden_act": "xielu", "norm_eps": 1e-5},
-    layer={
-        **ATTENTION,
-        **PLAIN_MLP,
-        **Q_AND_K_NORM,
-        "attention_layernorm": "self_attn_pre_norm",
-        "feedforward_layernorm": "mlp_pre_norm",
-    },
-    fields={"attention_bias": ALL_ATTENTION_BIASES},
-    more_rules=rules_of_the_activation,
+    names=DecoderNames(
+        layer={
+            **ATTENTION,
+            **PLAIN_MLP,
+            **Q_AND_K_NORM,
+            "attention_layernorm": "self_attn_pre_norm",
+            "feedforward_layernorm": "mlp_pre_norm",
+        },
+        more_rules=rules_of_the_activation,
+    ),
+    settings=DecoderSettings(fields={"attention_bias": ALL_ATTENTION_BIASES}),
 )

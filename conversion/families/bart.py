@@ -8,12 +8,13 @@ Without `tie_word_embeddings`, today's official classes tie nothing: all matrice
 own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `CheckpointVariant`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.files.errors import ConversionError
 
@@ -22,6 +23,7 @@ from ..rules.table import Rule, module_rules
 from ..rules.ties import check_tied
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible, Value, constants
+from .base import Family
 from .encoder_decoder import (
     DECODER,
     EMBEDDINGS,
@@ -30,7 +32,8 @@ from .encoder_decoder import (
     SEPARATE,
     SHARED,
     UNTIED,
-    EncoderDecoderFamily,
+    EncoderDecoderNames,
+    EncoderDecoderSettings,
     HeadDropout,
     encoder_decoder_heads,
     same_bits,
@@ -155,80 +158,38 @@ def has_own_vocabularies(config: PretrainedConfig) -> bool:
     return not config.share_embeddings and (config.decoder_vocab_size is not None or config.tie_word_embeddings)
 
 
-class BartFamily(EncoderDecoderFamily):
-    """An encoder-decoder after BART.
+@dataclass(kw_only=True, eq=False)
+class BartNames(EncoderDecoderNames):
+    """The names of an encoder-decoder after BART.
 
-    Args:
-        name: the official `model_type`, which is the preset's name too.
-        config_class: name of the official configuration class.
-        heads: what its models are for.
-        structure, fresh: see `ConfigTranslation`; the latter beyond `FRESH`.
-        fixed: our fields that it never varies, beyond its structure.
-        computed: values beyond those of all of these families.
+    Attributes:
         own_vocabularies: whether the two sides may have one each.
         logits_bias: whether the official language model has a bias of the logits.
         table: (positions, width) -> the official table of computed positions, in float64, if checkpoints may hold it.
-        not_none, unsupported: see `ConfigTranslation`.
-        padding_by_token: see `Family`.
     """
 
-    own_traits = EncoderDecoderFamily.own_traits | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
+    rules: Callable[[str, PretrainedConfig], list[Rule]] = stack_rules
+    own_vocabularies: bool = False
+    logits_bias: bool = True
+    table: Callable[[int, int], Tensor] | None = None
 
-    def __init__(
-        self,
-        name: str,
-        config_class: str,
-        heads: Collection[Head],
-        *,
-        structure: dict,
-        fresh: dict,
-        fixed: dict | None = None,
-        computed: Sequence[Value] = (),
-        own_vocabularies: bool = False,
-        logits_bias: bool = True,
-        table: Callable[[int, int], Tensor] | None = None,
-        not_none: Collection[str] = (),
-        unsupported: Mapping[str, tuple[Any, ...]] | None = None,
-        padding_by_token: bool = False,
-    ):
-        super().__init__(
-            name,
-            config_class,
-            heads,
-            rules=stack_rules,
-            structure=structure,
-            fresh={**FRESH, **fresh},
-            fields={
-                **FIELDS,
-                "encoder_ffn_dim": "intermediate_size",
-                "decoder_ffn_dim": "decoder_intermediate_size",
-                "encoder_attention_heads": "num_attention_heads",
-                "decoder_attention_heads": "num_attention_heads",
-                "encoder_layers": "num_hidden_layers",
-                "decoder_layers": "decoder_layers",
-                "decoder_start_token_id": "decoder_start_token_id",
-            },
-            fixed={**structure, **(fixed or {})},
-            computed=[SCALE, Matrices(own_vocabularies), NO_FORCED_END, *computed],
-            extra_fields=("num_hidden_layers", "num_attention_heads", "hidden_size"),
-            training_only=("encoder_layerdrop", "decoder_layerdrop"),
-            not_none=("initializer_range", *not_none),
-            unsupported=unsupported,
-        )
-        self.own_vocabularies, self.logits_bias, self.table = own_vocabularies, logits_bias, table
-        self.padding_by_token = padding_by_token
-        self.computes_positions = self.fixed["position_type"] != "learned"
+    own_traits = EncoderDecoderNames.own_traits | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
+
+    @property
+    def computes_positions(self) -> bool:
+        """Whether its positions are no weights."""
+        return self.settings.fixed["position_type"] != "learned"
 
     # The variant: which head, which matrices, whether there is a bias.
 
     def variant_of(self, official, names=None, read=None):
-        """See `Family.variant_of`.
+        """See `Names.variant_of`.
 
         Raises:
             ConversionError: also for embeddings that must be equal and are not, or that are not all there.
         """
         head = self.find_head(official, names)
-        config = self.official_config(official)
+        config = self.settings.official_config(official)
         own = self.own_vocabularies and not config.share_encoder_decoder_embeddings
         tied = config.tie_word_embeddings
         traits = ({OWN, SEPARATE} if own else set()) | (set() if tied else {UNTIED})
@@ -237,7 +198,7 @@ class BartFamily(EncoderDecoderFamily):
             return CheckpointVariant(
                 head.official, frozenset({*traits, *_written(traits), *([LOGITS_BIAS] * has_bias)})
             )
-        traits, names, read = self.spelled(head, official, names, read, traits)
+        traits, names, read = self.as_in_class(head, official, names, read, traits)
         stored = self.stored_embeddings(head, names)
         traits |= {*stored, *({LOGITS_BIAS} & set(names))}
         if not own and not tied:
@@ -256,12 +217,12 @@ class BartFamily(EncoderDecoderFamily):
         return CheckpointVariant(head.official, frozenset(traits), sizes)
 
     def head_by_tensors(self, official, names):
-        """See `Family.head_by_tensors`."""
+        """See `Names.head_by_tensors`."""
         bare = not any(name.startswith("model.") for name in names)
         return next(head for head in self.heads if head.bare == bare)
 
     def variant_for(self, config, earlier=None):
-        """See `Family.variant_for`."""
+        """See `Names.variant_for`."""
         head = self.known_head(config)
         traits = set() if config.tie_word_embeddings else {UNTIED}
         if self.own_vocabularies and has_own_vocabularies(config):
@@ -280,32 +241,24 @@ class BartFamily(EncoderDecoderFamily):
     # The tensors.
 
     def more_rules(self, variant):
-        """See `EncoderDecoderFamily.more_rules`."""
+        """See `EncoderDecoderNames.more_rules`."""
         ours = "lm_head.bias" if LEARNT in variant.traits else "logits_bias"
         return [Rule(LOGITS_BIAS, ours, LeadingAxis())] if LOGITS_BIAS in variant.traits else []
 
     def ignored(self, variant, config):
-        """See `EncoderDecoderFamily.ignored`."""
+        """See `EncoderDecoderNames.ignored`."""
         tables = TABLES if self.computes_positions else ()
         return [*VERSIONS, *tables, *([SHARED] if SHARED in variant.sizes else [])]
 
     def reads_ignored(self, name):
-        """See `Family.reads_ignored`."""
+        """See `Names.reads_ignored`."""
         return self.table is not None and name.endswith(TABLES)
 
     def check_ignored(self, name, tensor):
-        """See `Family.check_ignored`."""
+        """See `Names.check_ignored`."""
         if self.table is not None and name.endswith(TABLES) and not _is_table(tensor, self.table):
             return "is not the table of sines and cosines that the official class computes, so it cannot be left out"
         return None
-
-    @torch.no_grad()
-    def prepare_official_model(self, model):
-        """See `Family.prepare_official_model`: a table that is stored in half precision is rounded, ours never is."""
-        for name, parameter in model.named_parameters():
-            if self.table is not None and name.endswith(TABLES):
-                parameter.copy_(self.table(*parameter.shape))
-        return model
 
 
 def _is_table(tensor: Tensor, table: Callable[[int, int], Tensor]) -> bool:
@@ -348,37 +301,79 @@ def bart_heads(classes: str) -> list[Head]:
     return encoder_decoder_heads(classes, rows="model.", root="model.")
 
 
-BART = BartFamily(
+def with_table(table: Callable[[int, int], Tensor], model: PreTrainedModel) -> PreTrainedModel:
+    """An official model with its computed table: one that is stored in half precision is rounded, ours never is."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(TABLES):
+                parameter.copy_(table(*parameter.shape))
+    return model
+
+
+def bart_settings(
+    own_vocabularies: bool = False, computed: Sequence[Value] = (), not_none: Collection[str] = (), **rest: Any
+) -> EncoderDecoderSettings:
+    """The settings of an encoder-decoder after BART.
+
+    Args:
+        own_vocabularies: see `BartNames`.
+        computed: values beyond those of all of these families.
+        not_none: see `Settings`, in addition to `initializer_range`.
+        rest: other arguments of `Settings`.
+    """
+    return EncoderDecoderSettings(
+        fields={
+            **FIELDS,
+            "encoder_ffn_dim": "intermediate_size",
+            "decoder_ffn_dim": "decoder_intermediate_size",
+            "encoder_attention_heads": "num_attention_heads",
+            "decoder_attention_heads": "num_attention_heads",
+            "encoder_layers": "num_hidden_layers",
+            "decoder_layers": "decoder_layers",
+            "decoder_start_token_id": "decoder_start_token_id",
+        },
+        computed=[SCALE, Matrices(own_vocabularies), NO_FORCED_END, *computed],
+        extra_fields=("num_hidden_layers", "num_attention_heads", "hidden_size"),
+        training_only=("encoder_layerdrop", "decoder_layerdrop"),
+        not_none=("initializer_range", *not_none),
+        **rest,
+    )
+
+
+BART = Family(
     "bart",
     "BartConfig",
     bart_heads("BartForConditionalGeneration BartModel BartForSequenceClassification BartForQuestionAnswering"),
     structure=STRUCTURE,
-    fresh={},
-    computed=[HeadDropout()],
+    fresh=FRESH,
+    names=BartNames(),
+    settings=bart_settings(computed=[HeadDropout()]),
 )
-MBART = BartFamily(
+MBART = Family(
     "mbart",
     "MBartConfig",
     bart_heads("MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering"),
     structure={**STRUCTURE, "norm_placement": "pre", "decoder_starts_with_last_label": True},
-    fresh={"vocab_size": 250027, "embedding_scale": root_of_width, "decoder_start_token_id": None},
-    computed=[HeadDropout()],
+    fresh={**FRESH, "vocab_size": 250027, "embedding_scale": root_of_width, "decoder_start_token_id": None},
+    names=BartNames(),
+    settings=bart_settings(computed=[HeadDropout()]),
 )
-MVP = BartFamily(
+MVP = Family(
     "mvp",
     "MvpConfig",
     bart_heads("MvpForConditionalGeneration MvpModel MvpForSequenceClassification MvpForQuestionAnswering"),
     structure=STRUCTURE,
-    fresh={"vocab_size": 50267},
-    computed=[HeadDropout()],
-    unsupported={"use_prompt": (None, False)},
+    fresh={**FRESH, "vocab_size": 50267},
+    names=BartNames(),
+    settings=bart_settings(computed=[HeadDropout()], unsupported={"use_prompt": (None, False)}),
 )
-PLBART = BartFamily(
+PLBART = Family(
     "plbart",
     "PLBartConfig",
     bart_heads("PLBartForConditionalGeneration PLBartModel PLBartForSequenceClassification"),
     structure={**STRUCTURE, "decoder_starts_with_last_label": True},
     fresh={
+        **FRESH,
         "vocab_size": 50005,
         "hidden_size": 768,
         "intermediate_size": 3072,
@@ -387,14 +382,16 @@ PLBART = BartFamily(
         "embedding_scale": root_of_width,
         "decoder_start_token_id": None,
     },
-    computed=[HeadDropout()],
+    names=BartNames(),
+    settings=bart_settings(computed=[HeadDropout()]),
 )
-BLENDERBOT = BartFamily(
+BLENDERBOT = Family(
     "blenderbot",
     "BlenderbotConfig",
     bart_heads("BlenderbotForConditionalGeneration BlenderbotModel"),
     structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False, "position_offset": 0},
     fresh={
+        **FRESH,
         "vocab_size": 8008,
         "hidden_size": 2560,
         "intermediate_size": 10240,
@@ -406,5 +403,6 @@ BLENDERBOT = BartFamily(
         "bos_token_id": 1,
         "decoder_start_token_id": 1,
     },
-    fixed={"classifier_dropout": None},
+    names=BartNames(),
+    settings=bart_settings(fixed={"classifier_dropout": None}),
 )

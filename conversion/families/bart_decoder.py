@@ -4,15 +4,21 @@ Its tensor names and `model_type` are the same as the whole model's (`bart.py`);
 apart. It has no bias of the logits. The official class counts padding as positions, ours does not.
 """
 
+from dataclasses import dataclass
+from typing import cast
+
 from blockformer.files.errors import ConversionError
 
 from ..rules.table import Rule, RuleTable
 from ..values import Computed, constants
 from . import bart, marian
-from .bart import FIELDS, NO_FORCED_END, SCALE, TABLES, BartFamily, stack_rules
+from .bart import FIELDS, NO_FORCED_END, SCALE, TABLES, BartNames, stack_rules
 from .base import Family
 from .encoder_decoder import DECODER, LM_HEAD
 from .head import Head
+from .names import Names
+from .oracle import Oracle
+from .settings import Settings
 
 ENCODER = {
     "encoder_attention_heads": "num_attention_heads",
@@ -36,23 +42,48 @@ def _write_encoder(config, head):
     return {theirs: getattr(config, ours) for theirs, ours in ENCODER.items()}
 
 
-class BartDecoderFamily(Family[Head]):
+@dataclass(kw_only=True, eq=False)
+class BartDecoderNames(Names[Head]):
+    """The names of the decoder of a family.
+
+    Attributes:
+        whole: those of the family.
+    """
+
+    whole: BartNames
+
+    topology = "decoder"
+
+    def layout(self, variant, config):
+        """See `Names.layout`."""
+        rules = [Rule(f"model.{DECODER}", "model.embed_tokens.weight"), Rule(LM_HEAD, LM_HEAD)]
+        rules += [rule.under("model.decoder.", "model.") for rule in stack_rules("decoder", config)]
+        return RuleTable(rules, ignored=[f"model.{TABLES[1]}"] if self.whole.computes_positions else [])
+
+    def reads_ignored(self, name):
+        """See `Names.reads_ignored`."""
+        return self.whole.reads_ignored(name)
+
+    def check_ignored(self, name, tensor):
+        """See `Names.check_ignored`."""
+        return self.whole.check_ignored(name, tensor)
+
+
+def decoder_of(whole: Family, official: str) -> Family:
     """The decoder of a family.
 
     Args:
         whole: the family.
         official: name of the official class.
     """
-
-    topology = "decoder"
-    counts_padding = True
-
-    def __init__(self, whole: BartFamily, official: str):
-        fixed = {name: value for name, value in whole.fixed.items() if name != "decoder_starts_with_last_label"}
-        super().__init__(
-            f"{whole.name}-decoder",
-            whole.config_class_name,
-            [Head(official, "BlockformerDecoderForCausalLM")],
+    known = whole.settings
+    fixed = {name: value for name, value in known.fixed.items() if name != "decoder_starts_with_last_label"}
+    return Family(
+        f"{whole.name}-decoder",
+        known.config_class,
+        [Head(official, "BlockformerDecoderForCausalLM")],
+        names=BartDecoderNames(whole=cast(BartNames, whole.names)),
+        settings=Settings(
             fields={
                 **FIELDS,
                 "decoder_ffn_dim": "intermediate_size",
@@ -69,39 +100,17 @@ class BartDecoderFamily(Family[Head]):
             ],
             extra_fields=["is_encoder_decoder"],
             not_none=["initializer_range"],
-            unsupported=whole.unsupported,
-        )
-        self.whole = whole
-        self.tables = [f"model.{TABLES[1]}"] if whole.computes_positions else []
-
-    @property
-    def model_type(self):
-        """See `ConfigTranslation.model_type`."""
-        return self.whole.name
-
-    def layout(self, variant, config):
-        """See `Family.layout`."""
-        rules = [Rule(f"model.{DECODER}", "model.embed_tokens.weight"), Rule(LM_HEAD, LM_HEAD)]
-        rules += [rule.under("model.decoder.", "model.") for rule in stack_rules("decoder", config)]
-        return RuleTable(rules, ignored=self.tables)
-
-    def reads_ignored(self, name):
-        """See `Family.reads_ignored`."""
-        return self.whole.reads_ignored(name)
-
-    def check_ignored(self, name, tensor):
-        """See `Family.check_ignored`."""
-        return self.whole.check_ignored(name, tensor)
-
-    def prepare_official_model(self, model):
-        """See `Family.prepare_official_model`."""
-        return self.whole.prepare_official_model(model)
+            unsupported=known.unsupported,
+        ),
+        oracle=Oracle(counts_padding=True, prepared=whole.oracle.prepared),
+        model_type=whole.name,
+    )
 
 
-BART = BartDecoderFamily(bart.BART, "BartForCausalLM")
-MBART = BartDecoderFamily(bart.MBART, "MBartForCausalLM")
-MVP = BartDecoderFamily(bart.MVP, "MvpForCausalLM")
-MARIAN = BartDecoderFamily(marian.FAMILY, "MarianForCausalLM")
-PLBART = BartDecoderFamily(bart.PLBART, "PLBartForCausalLM")
-BLENDERBOT = BartDecoderFamily(bart.BLENDERBOT, "BlenderbotForCausalLM")
-PEGASUS = BartDecoderFamily(marian.PEGASUS, "PegasusForCausalLM")
+BART = decoder_of(bart.BART, "BartForCausalLM")
+MBART = decoder_of(bart.MBART, "MBartForCausalLM")
+MVP = decoder_of(bart.MVP, "MvpForCausalLM")
+MARIAN = decoder_of(marian.FAMILY, "MarianForCausalLM")
+PLBART = decoder_of(bart.PLBART, "PLBartForCausalLM")
+BLENDERBOT = decoder_of(bart.BLENDERBOT, "BlenderbotForCausalLM")
+PEGASUS = decoder_of(marian.PEGASUS, "PegasusForCausalLM")

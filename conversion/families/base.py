@@ -1,276 +1,145 @@
-"""A family: how one kind of official checkpoint is named and stored, and how its tensors map to ours.
+"""A family: one kind of official checkpoint, as the record of its names, its settings and the official class."""
 
-Configs are in `translation.py`; values that need more than a new name are in `values/`.
-"""
-
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import transformers
-from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
-from blockformer.files.errors import ConversionError, shown
+from blockformer.declared_fields import axes_of
+from blockformer.files.errors import ConversionError, listed
+from blockformer.files.quiet import quiet
 
-from ..rules.patterns import tuple_of
-from ..rules.table import Rule, RuleTable
-from ..storage.spelling import Alternative, OneName, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
-from .architectures import named_classes, unknown_class
 from .head import Head
-from .translation import ConfigTranslation
+from .names import Names
+from .oracle import Oracle
+from .preset import Preset
+from .settings import Settings
 
-HeadKind = TypeVar("HeadKind", bound=Head)
+NOT_COMPUTED = frozenset(("blocks", "other_entries", "use_cache", "initializer_range", "classifier_dropout"))
+"""Our fields that need not come back: nothing that a trained model computes depends on them."""
+OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))
+"""Our fields that need not come back where there is no language model head."""
 
 
-HEAD_ONLY = "head in place of embeddings"
-"""A trait of tied checkpoints."""
+class Family:
+    """One official kind of model: its heads, and three objects that each know one thing of it.
 
+    `config_from` reads an official config, `config_to` writes one, and `differences` follows from both: whatever a
+    round trip out and in does not preserve, the family cannot express. So a field that it does not name must have its
+    default.
 
-class Family(ConfigTranslation, Generic[HeadKind]):
-    """One official kind of model, with its heads. The arguments are as in `ConfigTranslation`."""
+    Args:
+        name: the official `model_type`, and the preset's name; another name for a model that shares its type.
+        config_class: name of the official configuration class in transformers.
+        heads: what its models are for; the first is taken where a config does not say.
+        names: how its checkpoints name and store tensors.
+        settings: how its configs say what a model is.
+        structure: our fields that are the same in all of its models, except those that `settings` reads from a field.
+        fresh: what a fresh model has beyond its structure; None: there is no preset.
+        oracle: how the official class is run; None: as for all families of these names.
+        model_type: the official one, if that is not the name.
+        extra_code: code that a converted repo carries in addition to the model's: its path in the repo -> ours.
+    """
 
-    heads: tuple[HeadKind, ...]
-    has_low_bits = False
-    """Whether its linear layers may keep 4-bit weights (AWQ): where their matrices are ours, one by one, unturned."""
-    counts_padding = False
-    """Whether the official class counts padding among the positions, and takes no position ids."""
-    padding_by_token = False
-    """Whether the official class tells padding by its token, so that no text can hold that, whatever the mask says."""
-    own_spellings = Spellings()
-    """How names in all its checkpoints differ from the names in today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
-    own_traits: frozenset[str] = frozenset()
-    """Traits that a variant of a checkpoint that is a folder may have, beyond its spelling."""
 
-    # The variant: which head, how the tensors are named.
-
-    def variant_of(
+    def __init__(
         self,
-        official: Mapping[str, Any],
-        names: Collection[str] | None = None,
-        read: Callable[[str], Tensor] | None = None,
-    ) -> CheckpointVariant:
-        """The variant of a checkpoint.
+        name: str,
+        config_class: str,
+        heads: Sequence[Head],
+        *,
+        names: Names,
+        settings: Settings,
+        structure: Mapping[str, Any] | None = None,
+        fresh: Mapping[str, Any] | None = None,
+        oracle: Oracle | None = None,
+        model_type: str = "",
+        extra_code: Mapping[str, Path] | None = None,
+    ):
+        self.name, self.model_type, self.heads = name, model_type or name, tuple(heads)
+        structure = dict(structure or {})
+        self.settings = replace(
+            settings,
+            family=name,
+            model_type=self.model_type,
+            config_class=config_class,
+            heads=self.heads,
+            structure=structure,
+            low_bits=names.low_bits,
+        )
+        self.names = replace(names, family=name, heads=self.heads, settings=self.settings)
+        self.oracle = names.oracle if oracle is None else oracle
+        self.preset = None if fresh is None else Preset(names.topology, {**structure, **fresh})
+        self.extra_code = dict(extra_code or {})
+
+    def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:
+        """Our settings for an official `config.json`, `architectures` among them.
 
         Args:
-            official: its `config.json`.
-            names: its tensors; None takes the variant that the official classes write.
-            read: name -> tensor, for a family whose variant depends on values too.
+            official: the entries.
+            variant: what is known of the checkpoint; None takes only what `official` says.
 
         Raises:
-            ConversionError: `architectures` names a head that the family does not have.
+            ConversionError: naming every official setting that ours cannot express.
         """
-        head = self.find_head(official, names)
-        return CheckpointVariant(head.official, self.traits_of_ties(head, official, names or ()))
+        settings = self._read(official, variant or self.names.variant_of(official))
+        self.settings.our_config(settings)
+        return settings
 
-    def alternatives(self, head: HeadKind) -> Sequence[Sequence[Alternative]]:
-        """Other ways in which checkpoints of this head write names: of each list at most one, the first shown."""
-        return ()
-
-    def shown_alternatives(self, head: HeadKind, names: Collection[str]) -> frozenset[str]:
-        """The names of the alternatives that a checkpoint's tensors show."""
-        shown = ([each.name for each in several if each.is_shown(names)] for several in self.alternatives(head))
-        return frozenset(found[0] for found in shown if found)
-
-    @property
-    def words(self) -> frozenset[str]:
-        """All traits that the record of a conversion may have."""
-        lists = (several for head in self.heads for several in self.alternatives(head))
-        return self.own_traits | {HEAD_ONLY} | {each.name for several in lists for each in several}
-
-    def traits_of_ties(
-        self, head: HeadKind, official: Mapping[str, Any], names: Collection[str], traits: Collection[str] = ()
-    ) -> frozenset[str]:
-        """Whether a tied checkpoint holds the head's matrix in place of the embeddings: transformers reads either.
-
-        Args:
-            head: of the checkpoint.
-            official: its `config.json`.
-            names: its tensors, by today's names.
-            traits: what else is known of it.
-        """
-        weight = self.head_name(head)
-        if weight not in names or not {*self.embeddings_names(head, traits)}.isdisjoint(names):
-            return frozenset()
-        return frozenset([HEAD_ONLY] if self.official_config(official).tie_word_embeddings else [])
-
-    def head_name(self, head: HeadKind) -> str:
-        """Today's name of a language model's matrix; "" without one."""
-        return str(next((rule.source for rule in head.rules if rule.target == "lm_head.weight"), ""))
-
-    def embeddings_names(self, head: HeadKind, traits: Collection[str]) -> Sequence[str]:
-        """Today's names of the embeddings that the head may be tied to."""
-        return ()
-
-    def spellings_of_ties(self, variant: CheckpointVariant) -> list[Spelling]:
-        """The spelling of a checkpoint that holds the head's matrix in place of the embeddings."""
-        if HEAD_ONLY not in variant.traits:
-            return []
-        head = self.head(variant)
-        return [OneName(self.head_name(head), self.embeddings_names(head, variant.traits)[0])]
-
-    def find_head(self, official: Mapping[str, Any], names: Collection[str] | None) -> HeadKind:
-        """The head that `architectures` names or, where it is missing, the one that the tensors show.
+    def config_to(self, config: PretrainedConfig) -> dict[str, Any]:
+        """The official `config.json` for a config of ours.
 
         Raises:
-            ConversionError: see `variant_of`.
+            ConversionError: naming every field of ours that the family cannot express.
         """
-        named = named_classes(official, self.heads, self.former_names)
-        if not named:
-            return self.head_by_tensors(official, names) if names else self.heads[0]
-        if named[0] in self.refused:
-            raise ConversionError(
-                f"config.json: architectures is {shown(named)}, which cannot be converted: {self.refused[named[0]]}"
-            )
-        found = next((head for head in self.heads if [head.official] == named), None)
-        if found is None:
-            fitting = self.head_by_tensors(official, names) if names else None
-            raise unknown_class(official, self.heads, fitting, f"'{self.name}'")
-        return found if names is None else self.stored_head(found, official, names)
+        lines = self.differences(config)
+        if self.is_file:
+            raise ConversionError(f"the family '{self.name}' can be read but not written; name another one")
+        if lines:
+            raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
+        return self.settings.write(config, self.names.head(self.names.variant_for(config)))[0]
 
-    def stored_head(self, head: HeadKind, official: Mapping[str, Any], names: Collection[str]) -> HeadKind:
-        """A head that `architectures` names, or the stack if the tensors have nothing of that head.
+    def differences(self, config: PretrainedConfig) -> list[str]:
+        """The fields of a config of ours that this family cannot express, with what it would need; empty: none.
 
-        Raises:
-            ConversionError: it is a language model's, and the tensors do not show what was meant.
+        They are the fields that are not the same after `config_to` and `config_from`.
         """
-        stack = next((each for each in self.heads if each.bare and each.config_class is head.config_class), None)
-        found = set(map(self.own_spellings.to_class, names))
-        own = {name for rule in head.rules for name in tuple_of(rule.source)}
-        if head.bare or stack is None or own & found:
-            return head
-        own = {name for name in own if not name.endswith(".bias")}  # of which there may be none
-        weight = self.head_name(head)
-        if self.official_config(official).tie_word_embeddings:
-            own.discard(weight)
-        if not own:
-            return head
-        if own == {weight} and head.root and any(name.startswith(head.root) for name in names):
-            raise ConversionError(
-                f"config.json: architectures is [{head.official!r}] and tie_word_embeddings is false, and nothing "
-                f"fills {weight}, which the official class would draw at random. Write "
-                f'"architectures": ["{stack.official}"] if the model has no head, or "tie_word_embeddings": true if '
-                "its embeddings are the head"
-            )
-        return stack
-
-    def head_note(self, official: Mapping[str, Any], variant: CheckpointVariant) -> list[str]:
-        """A note where the tensors make another class than `architectures` names, or none."""
-        named = official.get("architectures") or []
-        if not named or variant.head in named_classes(official, self.heads, self.former_names):
-            return []
-        has = "no such head" if self.head(variant).bare else "another head"
-        said = f"config.json: architectures names {shown(', '.join(named))}, and the weights have {has}"
-        return [f"{said}: converted as {variant.head}"]
-
-    def head_by_tensors(self, official: Mapping[str, Any], names: Collection[str]) -> HeadKind:
-        """The head of a checkpoint whose config does not say it."""
-        return self.heads[0]
-
-    def variant_for(self, config: PretrainedConfig, earlier: CheckpointVariant | None = None) -> CheckpointVariant:
-        """The variant in which a config of ours is written.
-
-        Args:
-            config: ours.
-            earlier: the variant that the checkpoint came in; it is taken again where it still fits.
-
-        Raises:
-            ConversionError: `architectures` names a head that the family does not have.
-        """
-        head = self.known_head(config).official
-        stays = earlier is not None and earlier.head == head and config.tie_word_embeddings
-        return CheckpointVariant(head, earlier.traits & {HEAD_ONLY} if earlier is not None and stays else frozenset())
-
-    def known_head(self, config: PretrainedConfig) -> HeadKind:
-        head = self.head_for(config)
+        if self.is_file:
+            return [f"'{self.name}' is read and not written"]
+        config = self.settings.written_as(config)
+        if not self.has_topology_of(config):
+            kinds = dict.fromkeys(head.config_class.model_type for head in self.heads)
+            return [f"model_type must be {' or '.join(map(repr, kinds))}"]
+        head = self.names.head_for(config)
         if head is None:
-            raise ConversionError(
-                f"config.json: architectures is {shown(config.architectures)}; of '{self.name}' only "
-                f"{', '.join(head.ours for head in self.heads)} have an official layout"
-            )
-        return head
+            return [f"architectures must be one of {', '.join(dict.fromkeys(head.ours for head in self.heads))}"]
+        variant, fixed = self.names.variant_for(config), self.settings.fixed
+        official, lacking = self.settings.write(config, self.names.head(variant))
+        lines = {error.field: str(error) for error in lacking}
+        try:
+            with quiet():
+                returned = type(config)(**self._read(official, variant))
+            again: Mapping[str, Any] = {name: getattr(returned, name) for name in axes_of(returned)}
+        except ValueError as error:
+            if not lines:  # else it follows from them
+                lines[""] = str(error).removeprefix("config.json: ")
+            again = fixed
+        free = NOT_COMPUTED | {*self.settings.without_effect}
+        free |= frozenset() if head.writes_text else OF_LANGUAGE_MODELS
+        for name in axes_of(config):
+            value = getattr(config, name)
+            if again.get(name, value) != value and name not in lines and (name in fixed or name not in free):
+                lines[name] = f"{name} must be {again[name]!r}, not {value!r}"
+        return list(lines.values())
 
-    # The tensors.
+    def has_topology_of(self, config: PretrainedConfig) -> bool:
+        """Whether one of the heads is for configs of this `model_type`."""
+        return any(head.config_class.model_type == config.model_type for head in self.heads)
 
-    def storage(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[Rule]:
-        """The first step: which tensors of a checkpoint are which of today's official class.
-
-        Names are today's (see `spellings`). Tensors that no rule takes are stored as the class has them.
-
-        Args:
-            variant: of the checkpoint.
-            config: ours, for rules that need a size.
-        """
-        return ()
-
-    @abstractmethod
-    def layout(self, variant: CheckpointVariant, config: PretrainedConfig) -> RuleTable:
-        """The second step: which tensors of the official class are which of ours.
-
-        What the table ignores is stored next to the weights, for the way back.
-
-        Args:
-            variant: of the official checkpoint.
-            config: ours, for rules that need a size.
-        """
-
-    def extra_code(self) -> dict[str, Path]:
-        """Code that a converted repo carries in addition to the model's: its path in the repo -> ours."""
-        return {}
-
-    def notes(self, variant: CheckpointVariant) -> list[str]:
-        """What a user must know about the conversion of a checkpoint of this variant."""
-        return []
-
-    def notes_on_writing(self, config: PretrainedConfig) -> list[str]:
-        """What a user must know about writing a model of this config of ours in the official layout."""
-        return []
-
-    def spellings(self, variant: CheckpointVariant) -> Spellings:
-        """How names in a checkpoint of this variant differ from the names in today's official class."""
-        lists = self.alternatives(self.head(variant))
-        chosen = (each.spelling for several in lists for each in several if each.name in variant.traits)
-        return Spellings([*chosen, *self.own_spellings, *self.spellings_of_ties(variant)])
-
-    def reads_ignored(self, name: str) -> bool:
-        """Whether `check_ignored` looks at the values of this tensor; others are not read."""
-        return False
-
-    def check_ignored(self, name: str, tensor: Tensor) -> str | None:
-        """Why an ignored tensor is not what it must be for being ignored, or None. `name` is today's."""
-        return None
-
-    # The models.
-
-    def prepare_official_model(self, model: PreTrainedModel) -> PreTrainedModel:
-        """An official model with what it can compute by itself as exact as its dtype allows, however it was stored."""
-        return model
-
-    def position_shift(self, config: PretrainedConfig) -> int:
-        """What must be added to the position ids of a model of ours to get those of the official one."""
-        return 0
-
-    def official_arguments(self, variant: CheckpointVariant) -> dict[str, Any]:
-        """What the official class takes in addition to its config."""
-        return {}
-
-    def not_runnable(self, config: PretrainedConfig) -> str | None:
-        """Why transformers cannot run the official model of a config of ours any more, or None."""
-        return None
-
-    @property
-    def model_class(self) -> type[PreTrainedModel]:
-        """Our model class of the first head."""
-        return self.heads[0].model_class
-
-    def official_class(self, variant: CheckpointVariant) -> type[PreTrainedModel]:
-        """The official model class of a variant."""
-        return getattr(transformers, variant.head)
-
-    def our_class(self, variant: CheckpointVariant) -> type[PreTrainedModel]:
-        """Our model class for a variant."""
-        return self.head(variant).model_class
+    def _read(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any]:
+        return self.settings.read(official, variant, self.names.head(variant))

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from ..values import TOKEN_TYPES
-from .bert_like import BertLikeFamily
+from ..values import TOKEN_TYPES, EncoderPositions
+from .base import Family
+from .bert_like import EncoderNames, EncoderSettings
 from .decoder import BIASES
 from .encoder_heads import LanguageModelNames, standard_heads
-from .translation import Preset
+from .preset import Preset
 
 STRUCTURE = {
     "norm_type": "layer_norm",
@@ -59,13 +60,14 @@ NAMES: dict[str, Any] = {
     "layer": "encoder.layer.{layer}.",
     "modules": LAYER,
     "relative_key": "attention.self.distance_embedding.weight",
-    "fields": {
-        **{name: name for name in SAME.split()},
-        "layer_norm_eps": "norm_eps",
-        "hidden_dropout_prob": "hidden_dropout",
-        "attention_probs_dropout_prob": "attention_dropout",
-    },
 }
+FIELDS = {
+    **{name: name for name in SAME.split()},
+    "layer_norm_eps": "norm_eps",
+    "hidden_dropout_prob": "hidden_dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}
+POSITIONS = EncoderPositions(relative=True)
 """What RoBERTa has too."""
 
 LANGUAGE_MODEL = LanguageModelNames(
@@ -79,7 +81,7 @@ POOLED_ROWS = {"modules": {"classifier": "score"}, "pooler": "needed"}
 """The head for sequence classification on BERT's pooler."""
 
 PRESETS = {"bert-decoder": Preset("decoder", {**STRUCTURE, **FRESH})}
-FAMILY = BertLikeFamily(
+FAMILY = Family(
     "bert",
     "BertConfig",
     standard_heads(
@@ -90,8 +92,6 @@ FAMILY = BertLikeFamily(
     ),
     structure=STRUCTURE,
     fresh={**FRESH, "pooler_act": "tanh"},
-    root="bert.",
-    **NAMES,
-    language_model=LANGUAGE_MODEL,
-    computed=[TOKEN_TYPES],
+    names=EncoderNames(root="bert.", **NAMES, language_model=LANGUAGE_MODEL),
+    settings=EncoderSettings(fields=FIELDS, positions=POSITIONS, computed=[TOKEN_TYPES]),
 )

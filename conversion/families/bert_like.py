@@ -6,6 +6,7 @@ norms `gamma` and `beta`, and may store the bias of its language model head once
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from ..storage.modules import ModulesInFiles
 from ..storage.spelling import Alternative, Ending, Prefix
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
-from .architectures import named_classes, unknown_class
-from .base import Family
+from .architectures import unknown_class
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
+from .names import Names
+from .oracle import Oracle
+from .settings import Settings
 
 OLD_NORMS = Ending({"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"})
 EMBEDDING_NORM = {"embeddings.LayerNorm": "embedding_norm"}
@@ -34,101 +37,101 @@ FIELDS = {
 """Official field -> ours, in all of these families."""
 
 
-class BertLikeFamily(Family[EncoderHead]):
-    """An encoder after BERT.
+@dataclass(kw_only=True, eq=False)
+class EncoderSettings(Settings):
+    """The settings of an encoder after BERT.
 
-    Args:
-        name: the official `model_type`.
-        config_class: name of the official configuration class.
-        heads: what its models are for; only the stack comes first.
+    Attributes:
+        fields: official field -> ours, beyond `FIELDS`.
+        positions: what reads the position type.
+        pooler_act: activation of the pooler.
+    """
+
+    positions: Value = EncoderPositions()
+    pooler_act: str = "tanh"
+
+    def __post_init__(self):
+        self.fields = {**FIELDS, **self.fields}
+        super().__post_init__()
+
+    @property
+    def values(self):
+        """See `Settings.values`."""
+        has_side = any(getattr(head, "is_decoder", False) for head in self.heads)
+        sides, pruned = [SIDE] if has_side else [], [PRUNED_HEADS] if self._is_berts else []
+        return [self.positions, Pooler(self.pooler_act), *sides, *pruned, *self.computed]
+
+    @property
+    def always_read(self):
+        """See `Settings.always_read`."""
+        return ("position_embedding_type", "pruned_heads") if self._is_berts else ()
+
+    @property
+    def _is_berts(self) -> bool:
+        """Whether its config has what transformers 4 had in BERT's."""
+        return isinstance(self.positions, EncoderPositions)
+
+
+def not_runnable(family: str, config: PretrainedConfig) -> str | None:
+    """See `Oracle.not_runnable`."""
+    if config.pruned_heads:
+        return NOT_PRUNED
+    if config.position_type not in RELATIVE:
+        return None
+    return f"transformers has dropped position_embedding_type '{config.position_type}'"
+
+
+@dataclass(kw_only=True, eq=False)
+class EncoderNames(Names[EncoderHead]):
+    """The names of an encoder after BERT.
+
+    Attributes:
         root: prefix of the encoder's tensors in models with a head.
         embeddings: official module of the embeddings -> ours.
         layer: prefix of a layer's tensors, with `{layer}`.
         modules: official module of a layer -> ours, each with weight and bias.
-        language_model: the names of that head.
-        fields: official field -> ours, beyond `FIELDS`; None takes one of those away.
-        computed: values beyond those of all of these families.
-        pooler_act: activation of the pooler.
-        relative_key: official name, in a layer, of the table of relative keys; "" for a family without.
-        shifted: whether positions begin after the padding token's id.
-        stack: the other official modules of the stack -> ours, each with weight and bias.
-        positions: what reads the position type, where it is neither learned nor relative keys.
         fused: official module of a layer -> ours that lie in it, one below the other.
-        former_root: a prefix that checkpoints have where `root` would stand, in models without a head too.
+        stack: the other official modules of the stack -> ours, each with weight and bias.
+        relative_key: official name, in a layer, of the table of relative keys; "" for a family without.
+        language_model: the names of that head.
         pooler: official name of the pooler's dense layer.
         next_sentence: official name of the head for the next sentence.
         in_files: how checkpoints name modules, where the official class has other names.
+        former_root: a prefix that checkpoints have where `root` would stand, in models without a head too.
         ignored: more tensors of the encoder that the official class does not read.
         ignored_heads: the same of heads.
-        settings: further arguments of `ConfigTranslation`.
     """
 
-    own_traits = frozenset({"decoder", "relative", "untied", "pooler", "both biases", "second bias"})
+    root: str
+    embeddings: Mapping[str, str]
+    layer: str
+    modules: Mapping[str, str]
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stack: Mapping[str, str] = field(default_factory=lambda: EMBEDDING_NORM)
+    relative_key: str = ""
+    language_model: LanguageModelNames
+    pooler: str = "pooler.dense"
+    next_sentence: str = "cls.seq_relationship"
+    in_files: ModulesInFiles | None = None
+    former_root: str = ""
+    ignored: Sequence[str] = ()
+    ignored_heads: Sequence[str] = ()
 
     topology = "encoder"
+    oracle = Oracle(not_runnable=not_runnable, position_shift=lambda config: config.position_offset)
+    own_traits = frozenset({"decoder", "relative", "untied", "pooler", "both biases", "second bias"})
 
-    def __init__(
-        self,
-        name: str,
-        config_class: str,
-        heads: Sequence[EncoderHead],
-        *,
-        root: str,
-        embeddings: Mapping[str, str],
-        layer: str,
-        modules: Mapping[str, str],
-        language_model: LanguageModelNames,
-        fields: Mapping[str, str | tuple[str, ...] | None],
-        computed: Sequence[Value] = (),
-        pooler_act: str = "tanh",
-        relative_key: str = "",
-        shifted: bool = False,
-        stack: Mapping[str, str] = EMBEDDING_NORM,
-        positions: Value | None = None,
-        fused: Mapping[str, tuple[str, ...]] | None = None,
-        extra_fields: Sequence[str] = (),
-        former_root: str = "",
-        pooler: str = "pooler.dense",
-        next_sentence: str = "cls.seq_relationship",
-        in_files: ModulesInFiles | None = None,
-        ignored: Sequence[str] = (),
-        ignored_heads: Sequence[str] = (),
-        **settings,
-    ):
-        pruned = ["pruned_heads"] if positions is None and not fused else []  # as far as transformers 4 had it
-        super().__init__(
-            name,
-            config_class,
-            heads,
-            fields={theirs: ours for theirs, ours in {**FIELDS, **fields}.items() if ours is not None},
-            computed=[
-                positions or EncoderPositions(bool(relative_key), shifted),
-                Pooler(pooler_act),
-                *([SIDE] if any(head.is_decoder for head in heads) else []),
-                *([PRUNED_HEADS] if pruned else []),
-                *computed,
-            ],
-            extra_fields=(*([] if positions else ["position_embedding_type"]), *pruned, *extra_fields),
-            **settings,
-        )
-        self.root, self.former_root = root, former_root
-        self.embeddings = dict(embeddings)
-        self.layer = layer
-        self.modules = dict(modules)
-        self.language_model = language_model
-        self.relative_key = relative_key
-        self.stack, self.fused = dict(stack), dict(fused or {})
-        self.pooler, self.next_sentence = pooler, next_sentence
-        self.ignored, self.ignored_heads = tuple(ignored), tuple(ignored_heads)
-        self.in_files = in_files
-        inner = [*self.embeddings, layer, *self.stack, "pooler."]
-        inner += [in_files.layer, *in_files.stack] if in_files is not None else []
-        self._inner = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in inner))
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """What the names of the encoder's tensors begin with, after their prefix."""
+        names = [*self.embeddings, self.layer, *self.stack, "pooler."]
+        names += [self.in_files.layer, *self.in_files.stack] if self.in_files is not None else []
+        return tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in names))
 
     # The variant: which head, which names.
 
     def variant_of(self, official, names: Collection[str] | None = None, read=None):
-        """See `Family.variant_of`. A head that the tensors hold beyond what `architectures` says is taken too."""
+        """See `Names.variant_of`. A head that the tensors hold beyond what `architectures` says is taken too."""
         head = self.find_head(official, names)
         traits = {"decoder"} if head.is_decoder else set()
         if official.get("position_embedding_type") in RELATIVE:
@@ -141,7 +144,7 @@ class BertLikeFamily(Family[EncoderHead]):
             )
         traits |= self.shown_alternatives(head, names)
         variant = CheckpointVariant(head.official, frozenset(traits))
-        found = set(map(self.spellings(variant).to_class, names))
+        found = set(map(self.spelled(variant).to_class, names))
         traits |= self.traits_of_ties(head, official, found)
         if f"{self._root(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
@@ -152,15 +155,15 @@ class BertLikeFamily(Family[EncoderHead]):
         return CheckpointVariant(head.official, frozenset(traits))
 
     def find_head(self, official, names):
-        """See `Family.find_head`; a decoder has heads of its own, and a head's model may be named with its stack."""
+        """See `Names.find_head`; a decoder has heads of its own, and a head's model may be named with its stack."""
         is_decoder = official.get("is_decoder", False) is True
         known = [head for head in self.heads if head.is_decoder == is_decoder]
-        named = named_classes(official, self.heads, self.former_names)
+        named = self.named(official)
         chosen = [head for head in known if head.official in named]
         with_head = [head for head in chosen if not head.bare]
         if named and (len(chosen) != len(named) or len(with_head) > 1):
             fitting = self._head_by_tensors(known, [], names) if names else None
-            kind = f"'{self.name}' with is_decoder {'true' if is_decoder else 'false'}"
+            kind = f"'{self.family}' with is_decoder {'true' if is_decoder else 'false'}"
             raise unknown_class(official, known, fitting, kind)
         chosen = with_head or chosen
         if chosen and names is not None:
@@ -197,7 +200,7 @@ class BertLikeFamily(Family[EncoderHead]):
             return not starts or any(name.startswith(starts) for name in names)
 
         lm, parts = self.language_model, set(head.parts)
-        is_tied = not lm.dense and self.official_config(official).tie_word_embeddings
+        is_tied = not lm.dense and self.settings.official_config(official).tie_word_embeddings
         if not is_tied and not has(lm.dense, lm.norm, lm.weight, lm.bias, lm.copy):
             parts.discard(LM)
         if not has(self.next_sentence):
@@ -207,7 +210,7 @@ class BertLikeFamily(Family[EncoderHead]):
         return next((each for each in known if each.parts == parts and not each.modules), head)
 
     def variant_for(self, config, earlier: CheckpointVariant | None = None):
-        """See `Family.variant_for`."""
+        """See `Names.variant_for`."""
         head = self.known_head(config)
         traits = {"decoder"} if head.is_decoder else set()
         if config.pooler_act is not None and not head.own_pooler:
@@ -224,7 +227,7 @@ class BertLikeFamily(Family[EncoderHead]):
         return CheckpointVariant(head.official, frozenset(traits))
 
     def head(self, variant):
-        """See `ConfigTranslation.head`."""
+        """See `Names.head`."""
         sides = [head for head in self.heads if head.official == variant.head]
         return next(head for head in sides if head.is_decoder == ("decoder" in variant.traits))
 
@@ -232,29 +235,29 @@ class BertLikeFamily(Family[EncoderHead]):
         return "" if head.bare else self.root
 
     def alternatives(self, head):
-        """See `Family.alternatives`."""
+        """See `Names.alternatives`."""
         former, root = self.former_root, self.root
-        prefixes = [Alternative("former prefix", Prefix(former, self._root(head), self._inner), starts=(former,))]
+        prefixes = [Alternative("former prefix", Prefix(former, self._root(head), self.inner), starts=(former,))]
         if head.bare:
-            usual = Alternative("prefix", Prefix(root, "", self._inner), starts=(root,))
+            usual = Alternative("prefix", Prefix(root, "", self.inner), starts=(root,))
         else:
-            usual = Alternative("no prefix", Prefix("", root, self._inner), unless=(root,))
+            usual = Alternative("no prefix", Prefix("", root, self.inner), unless=(root,))
         old_norms = Alternative("gamma and beta", OLD_NORMS, ends=tuple(OLD_NORMS.in_class))
         return [[old_norms], [*(prefixes if former else []), usual]]
 
     def head_name(self, head):
-        """See `Family.head_name`."""
+        """See `Names.head_name`."""
         return self.language_model.weight if LM in head.parts else ""
 
     def embeddings_names(self, head, traits):
-        """See `Family.embeddings_names`."""
+        """See `Names.embeddings_names`."""
         root = self._root(head)
         return [f"{root}{theirs}.weight" for theirs, ours in self.embeddings.items() if ours == "embed_tokens"]
 
     # The tensors.
 
     def storage(self, variant, config):
-        """See `Family.storage`."""
+        """See `Names.storage`."""
         if (files := self.in_files) is None:
             return []
         root = self._root(self.head(variant))
@@ -265,7 +268,7 @@ class BertLikeFamily(Family[EncoderHead]):
         return [*rules, *module_rules(files.head)]
 
     def layout(self, variant, config):
-        """See `Family.layout`."""
+        """See `Names.layout`."""
         head = self.head(variant)
         ignored = ["embeddings.position_ids", "embeddings.token_type_ids", *self.ignored]
         rules = module_rules(self.stack)
@@ -321,11 +324,11 @@ class BertLikeFamily(Family[EncoderHead]):
         return rules
 
     def reads_ignored(self, name):
-        """See `Family.reads_ignored`."""
+        """See `Names.reads_ignored`."""
         return name.endswith(("embeddings.position_ids", "embeddings.token_type_ids"))
 
     def check_ignored(self, name, tensor: Tensor):
-        """See `Family.check_ignored`."""
+        """See `Names.check_ignored`."""
         count = torch.arange(tensor.numel()).to(tensor.dtype)
         if name.endswith("embeddings.position_ids") and not torch.equal(tensor.flatten(), count):
             return "does not count 0, 1, 2, ..., so the positions differ from the official class's"
@@ -333,22 +336,8 @@ class BertLikeFamily(Family[EncoderHead]):
             return "is not zero everywhere, so the token types differ from the official class's default"
         return None
 
-    # The models.
-
-    def official_arguments(self, variant):
-        """See `Family.official_arguments`."""
+    def class_arguments(self, variant):
+        """See `Names.class_arguments`."""
         head = self.head(variant)
         has_choice = head.bare and any(other.pooler == "usual" for other in self.heads)
         return {"add_pooling_layer": "pooler" in variant.traits and not head.is_decoder} if has_choice else {}
-
-    def not_runnable(self, config: PretrainedConfig) -> str | None:
-        """See `Family.not_runnable`."""
-        if config.pruned_heads:
-            return NOT_PRUNED
-        if config.position_type not in RELATIVE:
-            return None
-        return f"transformers has dropped position_embedding_type '{config.position_type}'"
-
-    def position_shift(self, config: PretrainedConfig) -> int:
-        """See `Family.position_shift`."""
-        return config.position_offset

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from ..values import Computed
-from .decoder import GPT, QKV, DecoderFamily
+from .base import Family
+from .decoder import GPT, QKV, DecoderNames, DecoderSettings, fields_without
 from .decoder_heads import TOKENS, decoder_heads
 from .fresh import root_of_width
 
@@ -33,23 +34,25 @@ def read_dropout(official):
     return {"classifier_dropout": official.entries.get("classifier_dropout")}
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "biogpt",
     "BioGptConfig",
     HEADS,
     structure={**GPT, "position_type": "learned", "position_offset": 2, "norm_eps": 1e-5},
     fresh={"hidden_act": "gelu", "embedding_scale": root_of_width, "tie_word_embeddings": True},
-    layer=LAYER,
-    outer={"embed_tokens": "embed_tokens", "embed_positions": "embed_positions", "layer_norm": "norm"},
-    root="biogpt.",
-    fields={
-        **dict.fromkeys(("num_key_value_heads", "rms_norm_eps", "attention_dropout")),
-        "hidden_dropout_prob": "hidden_dropout",
-        "attention_probs_dropout_prob": "attention_dropout",
-        "activation_dropout": "activation_dropout",
-    },
-    rope=None,
-    head_dim=None,
-    computed=[SCALE, Computed(read_dropout)],
-    training_only=["layerdrop"],
+    names=DecoderNames(
+        layer=LAYER, outer={"embed_tokens": "embed_tokens", "embed_positions": "embed_positions", "layer_norm": "norm"}
+    ),
+    settings=DecoderSettings(
+        usual=fields_without("num_key_value_heads", "rms_norm_eps", "attention_dropout"),
+        fields={
+            "hidden_dropout_prob": "hidden_dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+            "activation_dropout": "activation_dropout",
+        },
+        rope=None,
+        head_dim=None,
+        computed=[SCALE, Computed(read_dropout)],
+        training_only=["layerdrop"],
+    ),
 )

@@ -1,7 +1,9 @@
 """BLOOM (BigScience, 2022): ALiBi, layer norms, one on the embeddings too."""
 
 from ..values import HeadDim, InnerSize
-from .decoder import GPT, NORMS, QKV, DecoderFamily
+from .base import Family
+from .decoder import GPT, NORMS, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import four_widths
 from .gpt_neox import by_head
 
@@ -12,34 +14,39 @@ def exact_slices(official):
     return ["slow_but_exact"] if sliced else []
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "bloom",
     "BloomConfig",
-    "BloomForCausalLM BloomModel BloomForSequenceClassification BloomForTokenClassification BloomForQuestionAnswering",
+    decoder_heads(
+        "BloomForCausalLM BloomModel BloomForSequenceClassification "
+        "BloomForTokenClassification BloomForQuestionAnswering",
+        "transformer.",
+        token_head="classifier",
+    ),
     structure={**GPT, "position_type": "alibi", "embedding_norm": True, "hidden_act": "gelu_pytorch_tanh"},
     fresh={"intermediate_size": four_widths, "norm_eps": 1e-5, "tie_word_embeddings": True},
-    layer={
-        "self_attention.query_key_value": QKV,
-        "self_attention.dense": "self_attn.o_proj",
-        "mlp.dense_h_to_4h": "mlp.up_proj",
-        "mlp.dense_4h_to_h": "mlp.down_proj",
-        **NORMS,
-    },
-    outer={"word_embeddings": "embed_tokens", "word_embeddings_layernorm": "embedding_norm", "ln_f": "norm"},
-    root="transformer.",
-    layers="h.{layer}.",
-    token_head="classifier",
-    split=by_head,
-    fields={
-        **dict.fromkeys("num_key_value_heads intermediate_size hidden_act max_position_embeddings".split()),
-        "rms_norm_eps": None,
-        "layer_norm_epsilon": "norm_eps",
-        "hidden_dropout": "hidden_dropout",
-    },
-    rope=None,
-    head_dim=HeadDim(always=False),
-    computed=[InnerSize()],
-    unsupported={"apply_residual_connection_post_layernorm": (None, False)},
-    contradictions=exact_slices,
-    without_effect=["max_position_embeddings"],
+    names=DecoderNames(
+        layer={
+            "self_attention.query_key_value": QKV,
+            "self_attention.dense": "self_attn.o_proj",
+            "mlp.dense_h_to_4h": "mlp.up_proj",
+            "mlp.dense_4h_to_h": "mlp.down_proj",
+            **NORMS,
+        },
+        outer={"word_embeddings": "embed_tokens", "word_embeddings_layernorm": "embedding_norm", "ln_f": "norm"},
+        layers="h.{layer}.",
+        split=by_head,
+    ),
+    settings=DecoderSettings(
+        usual=fields_without(
+            "num_key_value_heads", "intermediate_size", "hidden_act", "max_position_embeddings", "rms_norm_eps"
+        ),
+        fields={"layer_norm_epsilon": "norm_eps", "hidden_dropout": "hidden_dropout"},
+        rope=None,
+        head_dim=HeadDim(always=False),
+        computed=[InnerSize()],
+        unsupported={"apply_residual_connection_post_layernorm": (None, False)},
+        contradictions=exact_slices,
+        without_effect=["max_position_embeddings"],
+    ),
 )

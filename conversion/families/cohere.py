@@ -6,12 +6,14 @@ Neighbouring channels of a head make a pair. The layers of the later ones that s
 from ..rules.operations import DeinterleaveRotaryNorms
 from ..rules.table import Rule
 from ..values import Computed, Flag, HeadDim, WindowByLayer, only_sliding_layers_rotate
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LAYER_NORM, LLAMA, MLP, DecoderFamily
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LAYER_NORM_FIELDS, LLAMA, MLP, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import every, rotary
 
 STRUCTURE = {**LLAMA, "norm_type": "layer_norm", "norm_bias": False, "residual": "parallel_shared_norm"}
 MODULES = {**ATTENTION, **MLP, "input_layernorm": "self_attn_pre_norm"}
-FIELDS = {**LAYER_NORM, "attention_bias": ALL_ATTENTION_BIASES, "logit_scale": "logit_scale"}
+FIELDS = {"attention_bias": ALL_ATTENTION_BIASES, "logit_scale": "logit_scale"}
 
 
 def norms_of_heads(config):
@@ -20,23 +22,24 @@ def norms_of_heads(config):
     return [Rule(name, name, op) for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")]
 
 
-COHERE = DecoderFamily(
+COHERE = Family(
     "cohere",
     "CohereConfig",
-    "CohereForCausalLM CohereModel",
+    decoder_heads("CohereForCausalLM CohereModel"),
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True},
-    layer=MODULES,
-    pairs=True,
-    more_rules=norms_of_heads,
-    fields=FIELDS,
-    head_dim=HeadDim(always=False),
-    computed=[Flag("use_qk_norm", "qk_norm", (False, "per_head"))],
+    names=DecoderNames(layer=MODULES, pairs=True, more_rules=norms_of_heads),
+    settings=DecoderSettings(
+        usual=LAYER_NORM_FIELDS,
+        fields=FIELDS,
+        head_dim=HeadDim(always=False),
+        computed=[Flag("use_qk_norm", "qk_norm", (False, "per_head"))],
+    ),
 )
-COHERE2 = DecoderFamily(
+COHERE2 = Family(
     "cohere2",
     "Cohere2Config",
-    "Cohere2ForCausalLM Cohere2Model",
+    decoder_heads("Cohere2ForCausalLM Cohere2Model"),
     structure=STRUCTURE,
     fresh={
         **rotary(50_000.0),
@@ -46,10 +49,12 @@ COHERE2 = DecoderFamily(
         "logit_scale": 0.25,
         "tie_word_embeddings": True,
     },
-    layer=MODULES,
-    pairs=True,
-    fields=FIELDS,
-    window=WindowByLayer(by_flag=False),
-    head_dim=HeadDim(always=False),
-    computed=[Computed(only_sliding_layers_rotate)],
+    names=DecoderNames(layer=MODULES, pairs=True),
+    settings=DecoderSettings(
+        usual=LAYER_NORM_FIELDS,
+        fields=FIELDS,
+        window=WindowByLayer(by_flag=False),
+        head_dim=HeadDim(always=False),
+        computed=[Computed(only_sliding_layers_rotate)],
+    ),
 )

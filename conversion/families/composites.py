@@ -19,7 +19,7 @@ from blockformer.files.quantized import FIELDS
 from ..values import AXES, TOKENS
 from .head import RELEASED
 from .registry import Family, family_by_name
-from .translation import ABOUT_THE_FILE
+from .settings import ABOUT_THE_FILE
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,15 @@ def _whole(record: Composite, entries: Mapping[str, Any]) -> PretrainedConfig:
 def _entries(entries: Mapping[str, Any], whole: PretrainedConfig, family: Family) -> dict[str, Any]:
     """The text's settings as its family writes them, with what only the composite says: ties, dtype and tokens."""
     text = whole.text_config.to_dict()
-    known = {name: text[name] for name in family.defaults.to_dict() if name in text and name not in ABOUT_THE_FILE}
-    known |= {"tie_word_embeddings": whole.tie_word_embeddings, "architectures": [family.model_class_name]}
+    known = {
+        name: text[name] for name in family.settings.defaults.to_dict() if name in text and name not in ABOUT_THE_FILE
+    }
+    known |= {"tie_word_embeddings": whole.tie_word_embeddings, "architectures": [family.heads[0].official]}
     known |= {"model_type": family.model_type, "dtype": whole.dtype or whole.text_config.dtype}
     known |= {name: entries[name] for name in TOKENS if entries.get(name) is not None}
     rope = known.get("rope_parameters")
     if isinstance(rope, dict) and family.model_type != whole.text_config.model_type:
         known["rope_parameters"] = {name: value for name, value in rope.items() if name not in AXES}
-    official = family.official_config(known).to_diff_dict()
+    official = family.settings.official_config(known).to_diff_dict()
     kept = {name: value for name, value in official.items() if name not in ABOUT_THE_FILE}
     return {"architectures": known["architectures"], **kept}

@@ -11,8 +11,9 @@ from typing import Any
 from blockformer.files.errors import ConversionError, listed, shown
 
 from ..values import Computed, NotExpressible, Official
-from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
-from .bert_like import BertLikeFamily
+from .base import Family
+from .bert import EMBEDDINGS, FIELDS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
+from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import standard_heads
 from .fresh import by_three_heads
 from .rotary_bert import TOKEN_TYPES
@@ -94,7 +95,7 @@ HEADS = [
         ROWS,
     )
 ]
-FAMILY = BertLikeFamily(
+FAMILY = Family(
     "deberta-v2",
     "DebertaV2Config",
     HEADS,
@@ -109,29 +110,33 @@ FAMILY = BertLikeFamily(
         "attention_scale": by_three_heads,
         "pooler_act": "gelu",
     },
-    root="deberta.",
-    ignored=UNREAD,
-    ignored_heads=TRAINING_HEADS,
-    embeddings={
-        **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"},
-        "encoder.rel_embeddings": "relative_bias.embedding",
-    },
-    layer=NAMES["layer"],
-    modules={
-        "attention.self.query_proj": "self_attn.q_proj",
-        "attention.self.key_proj": "self_attn.k_proj",
-        "attention.self.value_proj": "self_attn.v_proj",
-        **{theirs: ours for theirs, ours in NAMES["modules"].items() if "attention.self" not in theirs},
-    },
-    stack={"embeddings.LayerNorm": "embedding_norm", "encoder.LayerNorm": "relative_bias.norm"},
-    language_model=LANGUAGE_MODEL,
-    fields={
-        **{theirs: ours for theirs, ours in NAMES["fields"].items() if ours not in ("use_cache", "classifier_dropout")},
-        "max_position_embeddings": "max_position_embeddings",
-    },
-    positions=Computed(_read, _write),
-    computed=[TOKEN_TYPES],
-    pooler_act="gelu",
-    unsupported={"pooler_hidden_act": ("gelu",)},
-    extra_fields=(*SWITCHES, *IDLE, "position_buckets", "pooler_hidden_size"),
+    names=EncoderNames(
+        root="deberta.",
+        ignored=UNREAD,
+        ignored_heads=TRAINING_HEADS,
+        embeddings={
+            **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"},
+            "encoder.rel_embeddings": "relative_bias.embedding",
+        },
+        layer=NAMES["layer"],
+        modules={
+            "attention.self.query_proj": "self_attn.q_proj",
+            "attention.self.key_proj": "self_attn.k_proj",
+            "attention.self.value_proj": "self_attn.v_proj",
+            **{theirs: ours for theirs, ours in NAMES["modules"].items() if "attention.self" not in theirs},
+        },
+        stack={"embeddings.LayerNorm": "embedding_norm", "encoder.LayerNorm": "relative_bias.norm"},
+        language_model=LANGUAGE_MODEL,
+    ),
+    settings=EncoderSettings(
+        fields={
+            **{theirs: ours for theirs, ours in FIELDS.items() if ours not in ("use_cache", "classifier_dropout")},
+            "max_position_embeddings": "max_position_embeddings",
+        },
+        positions=Computed(_read, _write),
+        computed=[TOKEN_TYPES],
+        pooler_act="gelu",
+        unsupported={"pooler_hidden_act": ("gelu",)},
+        extra_fields=(*SWITCHES, *IDLE, "position_buckets", "pooler_hidden_size"),
+    ),
 )

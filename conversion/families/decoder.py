@@ -7,8 +7,8 @@ Today's classes write the stack's tensors with a prefix, or without one if the m
 checkpoints do the opposite, whatever their head: that is a trait of their `CheckpointVariant`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from transformers import PretrainedConfig
 
@@ -17,13 +17,15 @@ from blockformer.model.rotary import rotary_size
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Reversible, Split
 from ..rules.table import Rule, RuleTable
 from ..storage import awq
-from ..storage.low_bits import FIELD, without
-from ..storage.spelling import Alternative, Prefix, Spelling, Spellings
+from ..storage.low_bits import FIELD
+from ..storage.spelling import Alternative, Prefix
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
-from .base import HEAD_ONLY, Family
-from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
+from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout
 from .head import VALUE_HEAD, Head
+from .names import HEAD_ONLY, Names
+from .refused import UNSUPPORTED
+from .settings import Settings
 
 Modules = Mapping[str, str | tuple[str, ...]]
 PREFIX, NO_PREFIX = "prefix", "no prefix"
@@ -43,13 +45,12 @@ FOUR_NORMS = {
 }
 PLAIN_MLP = {name: name for name in ("mlp.up_proj", "mlp.down_proj")}
 """Without a gate."""
-LAYER_NORM = {"rms_norm_eps": None, "layer_norm_eps": "norm_eps"}
-"""Official field -> ours, of layer norms."""
 Q_AND_K_NORM = {name: name for name in ("self_attn.q_norm", "self_attn.k_norm")}
 FUSED_MLP: Modules = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj": "mlp.down_proj"}
 OUTER = {"embed_tokens": "embed_tokens", "norm": "norm"}
 """Official module outside of the layers -> ours."""
-FIELDS: dict[str, str | tuple[str, ...]] = {
+Fields = dict[str, str | tuple[str, ...]]
+FIELDS: Fields = {
     **{
         name: name
         for name in (
@@ -60,6 +61,16 @@ FIELDS: dict[str, str | tuple[str, ...]] = {
     },
     "rms_norm_eps": "norm_eps",
 }
+"""Official field -> ours, in Llama and most others."""
+
+
+def fields_without(*names: str) -> Fields:
+    """`FIELDS` without these, which an official class lacks or calls otherwise."""
+    return {theirs: ours for theirs, ours in FIELDS.items() if theirs not in names}
+
+
+LAYER_NORM_FIELDS: Fields = {**fields_without("rms_norm_eps"), "layer_norm_eps": "norm_eps"}
+"""The same of a class with layer norms."""
 ALL_ATTENTION_BIASES = ("attention_bias", "attention_output_bias")
 """What the official `attention_bias` of some families sets."""
 ALL_BIASES = (*ALL_ATTENTION_BIASES, "mlp_bias")
@@ -103,121 +114,107 @@ def sinks(config: PretrainedConfig) -> list[Rule]:
     return [Rule("self_attn.sinks", "self_attn.sinks")]
 
 
-class DecoderFamily(Family[Head]):
-    """A decoder with the heads that Auto classes have.
+@dataclass(kw_only=True, eq=False)
+class DecoderSettings(Settings):
+    """The settings of a decoder.
 
-    Args:
-        name: the official `model_type`, which is the preset's name too.
-        config_class: name of the official configuration class.
-        classes: names of the official model classes, the language model first; or the heads that they are.
-        structure: our fields that are the same in all of its models, except those in `fields`.
-        fresh: what a fresh model has beyond its structure.
-        layer: official module of a layer -> ours, or several of ours that it holds side by side.
-        outer: official module outside of the layers -> ours.
-        root: prefix of the official names of the stack's tensors.
-        layers: what the official names of a layer's tensors begin with.
-        token_head: name of the official head of tokens.
-        qa_root: prefix of the stack's tensors in the official class for question answering.
-        head_bias: whether the language model head may have a bias.
-        split: how a module that holds several of ours does so, for a config of ours; None: one after the other.
-        pairs: whether the official class turns neighbouring channels of a head.
-        bare_root: prefix of the stack's tensors in the official class without a head.
-        fields: official field -> ours, beyond `FIELDS`; None takes one of those away.
+    Attributes:
+        usual: official field -> ours, of those that most decoders have; `fields` are more.
         rope: how rotary parameters are written; None for a family without.
         window: how windows are written.
         head_dim: how the size of a head is written; None for a family that does not say it.
-        computed: more values.
+        reads_whole: whether the official class follows an `is_causal` of false.
+    """
+
+    usual: Fields = field(default_factory=lambda: FIELDS)
+    rope: Value | None = ROPE
+    window: Value = NO_WINDOW
+    head_dim: Value | None = HEAD_DIM
+    reads_whole: bool = True
+
+    always_unsupported = {**UNSUPPORTED, "add_cross_attention": (None, False)}
+
+    def __post_init__(self):
+        self.fields = {**self.usual, **self.fields}
+        super().__post_init__()
+
+    @property
+    def always_read(self):
+        """See `Settings.always_read`."""
+        return DROPOUT_ENTRIES
+
+    @property
+    def directions(self):
+        """See `Settings.directions`."""
+        return (True, False) if self.reads_whole else (True,)
+
+    @property
+    def values(self):
+        """See `Settings.values`."""
+        return [
+            *filter(None, (self.head_dim, self.rope)),
+            *(self.window, ClassifierDropout()),
+            *([Direction()] if self.reads_whole else []),
+            *([LowBits()] if self.low_bits else []),
+            *self.computed,
+        ]
+
+
+@dataclass(kw_only=True, eq=False)
+class DecoderNames(Names[Head]):
+    """The names of a decoder's tensors.
+
+    Attributes:
+        layer: official module of a layer -> ours, or several of ours that it holds side by side.
+        outer: official module outside of the layers -> ours.
+        layers: what the official names of a layer's tensors begin with.
+        split: how a module that holds several of ours does so, for a config of ours; None: one after the other.
+        pairs: whether the official class turns neighbouring channels of a head.
         more_rules: a config of ours -> more rules of a layer, without its prefix.
-        spellings: see `Family.own_spellings`.
         ignored: see `RuleTable`; official names of the stack: of computed tensors, or of layers after the model's.
         outside: the same of tensors that lie outside of the stack.
-        reads_whole: whether the official class follows an `is_causal` of false.
-        settings: further arguments of `ConfigTranslation`.
     """
+
+    layer: Modules = field(default_factory=lambda: {**ATTENTION, **MLP, **NORMS})
+    outer: Modules = field(default_factory=lambda: OUTER)
+    layers: str = LAYER
+    split: Callable[[PretrainedConfig, tuple[int, ...]], Reversible] | None = None
+    pairs: bool = False
+    more_rules: Callable[[PretrainedConfig], list[Rule]] = lambda config: []
+    ignored: Collection[str] = ()
+    outside: Collection[str] = ()
 
     topology = "decoder"
 
-    def __init__(
-        self,
-        name: str,
-        config_class: str,
-        classes: str | Sequence[Head],
-        *,
-        structure: Mapping[str, Any],
-        fresh: Mapping[str, Any],
-        layer: Modules = {**ATTENTION, **MLP, **NORMS},  # noqa: B006 - never changed
-        outer: Modules = OUTER,
-        root: str = "model.",
-        layers: str = LAYER,
-        token_head: str = "score",
-        qa_root: str = "",
-        head_bias: bool = False,
-        split: Callable[[PretrainedConfig, tuple[int, ...]], Reversible] | None = None,
-        pairs: bool = False,
-        bare_root: str = "",
-        fields: Mapping[str, str | tuple[str, ...] | None] | None = None,
-        rope: Value | None = ROPE,
-        window: Value = NO_WINDOW,
-        head_dim: Value | None = HEAD_DIM,
-        computed: Sequence[Value] = (),
-        more_rules: Callable[[PretrainedConfig], list[Rule]] = lambda config: [],
-        spellings: Sequence[Spelling] = (),
-        ignored: Collection[str] = (),
-        outside: Collection[str] = (),
-        reads_whole: bool = True,
-        **settings,
-    ):
-        known = {theirs: ours for theirs, ours in {**FIELDS, **(fields or {})}.items() if ours is not None}
-        varied = {each for names in known.values() for each in ((names,) if isinstance(names, str) else names)}
-        if isinstance(classes, str):
-            roots = {"qa_root": qa_root, "bare_root": bare_root}
-            heads: Sequence[Head] = decoder_heads(classes, root, token_head=token_head, head_bias=head_bias, **roots)
-        else:
-            heads = classes
-        plain = {ours for ours in layer.values() if isinstance(ours, str)}
-        self.has_low_bits = not pairs and len(plain) == len(layer) and plain.issuperset(QKV)
-        super().__init__(
-            name,
-            config_class,
-            heads,
-            structure=structure,
-            fresh=fresh,
-            fields=known,
-            fixed={field: value for field, value in structure.items() if field not in varied},
-            computed=[
-                *([] if head_dim is None else [head_dim]),
-                *([] if rope is None else [rope]),
-                *(window, ClassifierDropout()),
-                *([Direction()] if reads_whole else []),
-                *([LowBits()] if self.has_low_bits else []),
-                *computed,
-            ],
-            unsupported={"add_cross_attention": (None, False), **settings.pop("unsupported", {})},
-            extra_fields=(*DROPOUT_ENTRIES, *settings.pop("extra_fields", ())),
-            **settings,
-        )
-        self.directions = (True, False) if reads_whole else (True,)
-        self.root, self.bare_root = root, bare_root
-        self.layer, self.outer, self.layers = layer, outer, layers
-        self.split, self.pairs = split, pairs
-        self.more_rules, self.own_spellings = more_rules, Spellings(spellings)
-        self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
-        self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
-        self.outside = tuple(outside)
+    @property
+    def low_bits(self):
+        """See `Names.low_bits`."""
+        plain = {ours for ours in self.layer.values() if isinstance(ours, str)}
+        return not self.pairs and len(plain) == len(self.layer) and plain.issuperset(QKV)
+
+    @property
+    def root(self) -> str:
+        """Prefix of the official names of the stack's tensors in a language model."""
+        return next(head.root for head in self.heads if not head.bare)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """What the names of the stack's tensors begin with, after their prefix."""
+        return (*(f"{each}." for each in self.outer), self.layers.partition(".")[0] + ".")
 
     # The variant: which head, whether there is a prefix.
 
     def variant_of(self, official, names: Collection[str] | None = None, read=None):
-        """See `Family.variant_of`. Without `architectures` the tensors tell."""
+        """See `Names.variant_of`. Without `architectures` the tensors tell."""
         head = self.find_head(official, names)
         traits = self.shown_alternatives(head, names or ())
         if names is not None and not head.bare:
-            to_class = self.spellings(CheckpointVariant(head.official, traits)).to_class
+            to_class = self.spelled(CheckpointVariant(head.official, traits)).to_class
             traits |= self.traits_of_ties(head, official, set(map(to_class, names)))
         return CheckpointVariant(head.official, traits)
 
     def head_by_tensors(self, official, names):
-        """See `Family.head_by_tensors`."""
+        """See `Names.head_by_tensors`."""
         held = [head for head in self.heads if not head.bare and head.has_tensors_in(names)]
         if held:
             return max(held, key=lambda head: len(head.rules))
@@ -225,7 +222,7 @@ class DecoderFamily(Family[Head]):
         return next(head for head in self.heads if head.bare) if untied else self.heads[0]
 
     def variant_for(self, config, earlier: CheckpointVariant | None = None):
-        """See `Family.variant_for`."""
+        """See `Names.variant_for`."""
         variant = super().variant_for(config)
         if earlier is not None and earlier.head == variant.head:
             fits = {PREFIX, NO_PREFIX} | ({HEAD_ONLY} if config.tie_word_embeddings else set())
@@ -233,29 +230,27 @@ class DecoderFamily(Family[Head]):
         return variant
 
     def alternatives(self, head):
-        """See `Family.alternatives`."""
+        """See `Names.alternatives`."""
         if head.bare:
-            return [[Alternative(PREFIX, Prefix(self.root, self.bare_root, self.inner), starts=(self.root,))]]
-        bare = tuple(self.bare_root + name for name in self.inner)
-        return [[Alternative(NO_PREFIX, Prefix(self.bare_root, head.root, self.inner), starts=bare)]]
+            return [[Alternative(PREFIX, Prefix(self.root, head.root, self.inner), starts=(self.root,))]]
+        bare_root = next((each.root for each in self.heads if each.bare), "")
+        bare = tuple(bare_root + name for name in self.inner)
+        return [[Alternative(NO_PREFIX, Prefix(bare_root, head.root, self.inner), starts=bare)]]
 
     def embeddings_names(self, head, traits):
-        """See `Family.embeddings_names`."""
+        """See `Names.embeddings_names`."""
         return [f"{head.root}{theirs}.weight" for theirs, ours in self.outer.items() if ours == "embed_tokens"]
-
-    def plain_entries(self, official):
-        """See `ConfigTranslation.plain_entries`."""
-        return without(official) if self.has_low_bits and awq.AWQ.is_told(official) else official
 
     # The tensors.
 
     def layout(self, variant, config):
-        """See `Family.layout`."""
+        """See `Names.layout`."""
         head = self.head(variant)
         rules = [*(rule.under(head.root, head.our_root) for rule in self.stack_rules(config)), *head.rules]
         if config.linear_bits is not None:
             rules = awq.kept_rules(rules, self._low_bit_weights(variant))
-        ignored = [*(head.root + name for name in self.ignored), *self.outside, *VALUE_HEAD]
+        computed = (self.layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
+        ignored = [*(head.root + name for name in (*computed, *self.ignored)), *self.outside, *VALUE_HEAD]
         return RuleTable(rules, ignored, config.num_hidden_layers)
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:

@@ -13,7 +13,7 @@ ROWS, TOKENS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "
 
 def decoder_heads(
     classes: str,
-    root: str,
+    root: str = "model.",
     *,
     qa_root: str = "",
     token_head: str = "score",

@@ -14,8 +14,11 @@ from blockformer.model.rotary import rotary_size
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFirst, Split
 from ..rules.table import Rule
 from ..values import Computed, Rope, constants, part_of
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .oracle import Oracle, wrong_before
 from .with_experts import (
     DEEPSEEK_FIELDS,
     FINE,
@@ -23,14 +26,12 @@ from .with_experts import (
     GROUPS_SINCE,
     SHARED_EXPERTS,
     SIGMOID_ROUTER,
-    ExpertsFamily,
+    ExpertNames,
     expert_groups,
     shared_experts,
 )
 
 LATENT = "self_attn.kv_a_proj_with_mqa"
-RIGHT_SINCE = {"deepseek_v2": (5, 15), "deepseek_v3": GROUPS_SINCE}
-"""The first release of transformers whose class chooses among groups, and scales scores with YaRN, as today's does."""
 
 
 def attention_rules(config: PretrainedConfig, pairs: bool = True) -> list[Rule]:
@@ -88,14 +89,6 @@ def _method(config: PretrainedConfig, head: Any) -> dict[str, Any]:
     return {"topk_method": "greedy" if config.num_expert_groups == 0 else "group_limited_greedy"}
 
 
-class DeepseekFamily(ExpertsFamily):
-    """DeepSeek's."""
-
-    def not_runnable(self, config):
-        """See `Family.not_runnable`."""
-        return self.wrong_before(RIGHT_SINCE[self.name])
-
-
 # Sizes of a fresh model.
 FRESH = {
     **rotary(10_000.0, 0.5),
@@ -105,7 +98,7 @@ FRESH = {
     "num_expert_groups_per_tok": 1,
     "experts_per_group_score": 2,
 }
-LATENTS: dict[str, Any] = {
+LATENT_NAMES: dict[str, Any] = {
     "layer": {
         **MLP,
         **NORMS,
@@ -115,56 +108,63 @@ LATENTS: dict[str, Any] = {
         "self_attn.o_proj": "self_attn.o_proj",
     },
     "more_rules": attention_rules,
-    "head_dim": None,
-    "rope": LatentRope(),
-    "not_none": ("kv_lora_rank",),
 }
-"""Arguments of a family with latent attention."""
+LATENT_SETTINGS: dict[str, Any] = {"head_dim": None, "rope": LatentRope(), "not_none": ("kv_lora_rank",)}
+"""Names and settings of a family with latent attention."""
 LATENT_FIELDS = {
     **{name: name for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim")},
     "attention_bias": ALL_ATTENTION_BIASES,
 }
-SETTINGS: dict[str, Any] = {
-    **LATENTS,
-    "sparse": SHARED_EXPERTS,
-    "without_effect": ("router_aux_loss_coef", "output_router_logits"),
-}
-FIELDS = {**DEEPSEEK_FIELDS, **LATENT_FIELDS}
-DEEPSEEK_V2 = DeepseekFamily(
+SETTINGS: dict[str, Any] = {**LATENT_SETTINGS, "without_effect": ("router_aux_loss_coef", "output_router_logits")}
+V3_FIELDS = {**DEEPSEEK_FIELDS, **LATENT_FIELDS}
+DEEPSEEK_V2 = Family(
     "deepseek_v2",
     "DeepseekV2Config",
-    "DeepseekV2ForCausalLM DeepseekV2Model DeepseekV2ForSequenceClassification",
+    decoder_heads("DeepseekV2ForCausalLM DeepseekV2Model DeepseekV2ForSequenceClassification"),
     structure={**LLAMA, "latent_norm_eps": 1e-6, "norm_topk_prob": False, "router_float32": True},
     fresh={**FRESH, "shared_expert_intermediate_size": 768, "experts_per_group_score": 1},
-    fields={**FIELDS, "norm_topk_prob": None, "mlp_bias": "mlp_bias"},
-    unsupported={
-        "topk_method": ("greedy", "group_limited_greedy"),
-        "norm_topk_prob": (False,),
-        "scoring_func": ("softmax",),
-        "moe_layer_freq": (1,),
-    },
-    computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(1), Computed(writer=_method)),
-    **SETTINGS,
+    names=ExpertNames(sparse=SHARED_EXPERTS, **LATENT_NAMES),
+    settings=DecoderSettings(
+        fields={
+            **{theirs: ours for theirs, ours in V3_FIELDS.items() if ours != "norm_topk_prob"},
+            "mlp_bias": "mlp_bias",
+        },
+        unsupported={
+            "topk_method": ("greedy", "group_limited_greedy"),
+            "norm_topk_prob": (False,),
+            "scoring_func": ("softmax",),
+            "moe_layer_freq": (1,),
+        },
+        computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(1), Computed(writer=_method)),
+        **SETTINGS,
+    ),
+    # Older classes choose among groups, and scale scores with YaRN, otherwise than today's.
+    oracle=Oracle(not_runnable=lambda family, config: wrong_before((5, 15), family)),
 )
-DEEPSEEK_V3 = DeepseekFamily(
+DEEPSEEK_V3 = Family(
     "deepseek_v3",
     "DeepseekV3Config",
-    "DeepseekV3ForCausalLM DeepseekV3Model DeepseekV3ForSequenceClassification DeepseekV3ForTokenClassification",
+    decoder_heads(
+        "DeepseekV3ForCausalLM DeepseekV3Model DeepseekV3ForSequenceClassification DeepseekV3ForTokenClassification"
+    ),
     structure={**LLAMA, "latent_norm_eps": 1e-6, **SIGMOID_ROUTER},
     fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
-    ignored=["layers.{beyond}.*"],
-    fields=FIELDS,
-    unsupported={
-        "rope_interleave": (True,),
-        "topk_method": ("noaux_tc",),
-        "scoring_func": ("sigmoid",),
-        "moe_layer_freq": (1,),
-    },
-    computed=(
-        shared_experts("n_shared_experts"),
-        FIRST_DENSE,
-        expert_groups(2),
-        constants(num_nextn_predict_layers=0),
+    names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], **LATENT_NAMES),
+    settings=DecoderSettings(
+        fields=V3_FIELDS,
+        unsupported={
+            "rope_interleave": (True,),
+            "topk_method": ("noaux_tc",),
+            "scoring_func": ("sigmoid",),
+            "moe_layer_freq": (1,),
+        },
+        computed=(
+            shared_experts("n_shared_experts"),
+            FIRST_DENSE,
+            expert_groups(2),
+            constants(num_nextn_predict_layers=0),
+        ),
+        **SETTINGS,
     ),
-    **SETTINGS,
+    oracle=Oracle(not_runnable=lambda family, config: wrong_before(GROUPS_SINCE, family)),
 )

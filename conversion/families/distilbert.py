@@ -7,8 +7,9 @@ how the learned positions were initialised. Its attention output has no dropout;
 from typing import Any
 
 from ..values import Computed
+from .base import Family
 from .bert import FRESH, STRUCTURE
-from .bert_like import BertLikeFamily
+from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
 
 ROWS: dict[str, Any] = {"modules": {"classifier": "score"}, "own_pooler": "pre_classifier"}
@@ -23,7 +24,7 @@ def _write_dropout(config, head):
     return {} if config.classifier_dropout is None else {"seq_classif_dropout": config.classifier_dropout}
 
 
-FAMILY = BertLikeFamily(
+FAMILY = Family(
     "distilbert",
     "DistilBertConfig",
     [
@@ -44,34 +45,41 @@ FAMILY = BertLikeFamily(
     ],
     structure={**STRUCTURE, "norm_eps": 1e-12, "type_vocab_size": 0},
     fresh={**FRESH, "type_vocab_size": 0, "num_hidden_layers": 6, "pooler_act": "relu"},
-    root="distilbert.",
-    embeddings={
-        "embeddings.word_embeddings": "embed_tokens",
-        "embeddings.position_embeddings": "embed_positions",
-    },
-    layer="transformer.layer.{layer}.",
-    modules={
-        "attention.q_lin": "self_attn.q_proj",
-        "attention.k_lin": "self_attn.k_proj",
-        "attention.v_lin": "self_attn.v_proj",
-        "attention.out_lin": "self_attn.o_proj",
-        "sa_layer_norm": "self_attn_post_norm",
-        "ffn.lin1": "mlp.up_proj",
-        "ffn.lin2": "mlp.down_proj",
-        "output_layer_norm": "mlp_post_norm",
-    },
-    language_model=LanguageModelNames(
-        dense="vocab_transform", norm="vocab_layer_norm", weight="vocab_projector.weight", bias="vocab_projector.bias"
+    names=EncoderNames(
+        root="distilbert.",
+        embeddings={
+            "embeddings.word_embeddings": "embed_tokens",
+            "embeddings.position_embeddings": "embed_positions",
+        },
+        layer="transformer.layer.{layer}.",
+        modules={
+            "attention.q_lin": "self_attn.q_proj",
+            "attention.k_lin": "self_attn.k_proj",
+            "attention.v_lin": "self_attn.v_proj",
+            "attention.out_lin": "self_attn.o_proj",
+            "sa_layer_norm": "self_attn_post_norm",
+            "ffn.lin1": "mlp.up_proj",
+            "ffn.lin2": "mlp.down_proj",
+            "output_layer_norm": "mlp_post_norm",
+        },
+        language_model=LanguageModelNames(
+            dense="vocab_transform",
+            norm="vocab_layer_norm",
+            weight="vocab_projector.weight",
+            bias="vocab_projector.bias",
+        ),
     ),
-    fields={
-        "dim": "hidden_size",
-        "hidden_dim": "intermediate_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "activation": "hidden_act",
-        "dropout": "hidden_dropout",
-        "attention_dropout": "attention_dropout",
-    },
-    computed=[Computed(_read_dropout, _write_dropout)],
-    pooler_act="relu",
+    settings=EncoderSettings(
+        fields={
+            "dim": "hidden_size",
+            "hidden_dim": "intermediate_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "activation": "hidden_act",
+            "dropout": "hidden_dropout",
+            "attention_dropout": "attention_dropout",
+        },
+        computed=[Computed(_read_dropout, _write_dropout)],
+        pooler_act="relu",
+    ),
 )

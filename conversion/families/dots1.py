@@ -1,7 +1,9 @@
 """dots.llm1 (Huo et al., 2025): Qwen3's attention, and DeepSeek's experts: sigmoid scores and a term in the choice."""
 
 from ..values import WindowByLayer
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .with_experts import (
     DEEPSEEK_FIELDS,
@@ -9,7 +11,7 @@ from .with_experts import (
     FIRST_DENSE,
     SHARED_EXPERTS,
     SIGMOID_ROUTER,
-    ExpertsFamily,
+    ExpertNames,
     expert_groups,
     shared_experts,
 )
@@ -23,16 +25,17 @@ class Window(WindowByLayer):
         return {name: value for name, value in super().write(config, head).items() if name != "use_sliding_window"}
 
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "dots1",
     "Dots1Config",
-    "Dots1ForCausalLM Dots1Model",
+    decoder_heads("Dots1ForCausalLM Dots1Model"),
     structure={**LLAMA, "qk_norm": True, **SIGMOID_ROUTER},
     fresh={**rotary(10_000_000.0), **FINE, "shared_expert_intermediate_size": 768, "routed_scaling_factor": 2.5},
-    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    sparse=SHARED_EXPERTS,
-    fields={**DEEPSEEK_FIELDS, "attention_bias": ALL_ATTENTION_BIASES},
-    without_effect=("router_aux_loss_coef", "output_router_logits"),
-    computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(2)),
-    window=Window(),
+    names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, sparse=SHARED_EXPERTS),
+    settings=DecoderSettings(
+        fields={**DEEPSEEK_FIELDS, "attention_bias": ALL_ATTENTION_BIASES},
+        without_effect=("router_aux_loss_coef", "output_router_logits"),
+        computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(2)),
+        window=Window(),
+    ),
 )

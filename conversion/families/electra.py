@@ -6,8 +6,9 @@ The generator is a masked language model, whose head always has `gelu`; the disc
 from dataclasses import replace
 
 from ..values import TOKEN_TYPES
-from .bert import FRESH, NAMES, STRUCTURE
-from .bert_like import BertLikeFamily
+from .base import Family
+from .bert import FIELDS, FRESH, NAMES, POSITIONS, STRUCTURE
+from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
 from .roberta import GELU_HEAD
 
@@ -31,7 +32,7 @@ def _heads() -> list[EncoderHead]:
     return [*plain, choice, EncoderHead("ElectraForPreTraining", detector, modules=DETECTOR)]
 
 
-FAMILY = BertLikeFamily(
+FAMILY = Family(
     "electra",
     "ElectraConfig",
     _heads(),
@@ -43,20 +44,26 @@ FAMILY = BertLikeFamily(
         "intermediate_size": 1024,
         "num_attention_heads": 4,
     },
-    root="electra.",
-    **{**NAMES, "fields": {**NAMES["fields"], "embedding_size": "embedding_size"}},
-    stack={"embeddings.LayerNorm": "embedding_norm", "embeddings_project": "embed_projection"},
-    language_model=LanguageModelNames(
-        dense="generator_predictions.dense",
-        norm="generator_predictions.LayerNorm",
-        weight="generator_lm_head.weight",
-        bias="generator_lm_head.bias",
+    names=EncoderNames(
+        root="electra.",
+        **NAMES,
+        stack={"embeddings.LayerNorm": "embedding_norm", "embeddings_project": "embed_projection"},
+        language_model=LanguageModelNames(
+            dense="generator_predictions.dense",
+            norm="generator_predictions.LayerNorm",
+            weight="generator_lm_head.weight",
+            bias="generator_lm_head.bias",
+        ),
     ),
-    computed=[TOKEN_TYPES, GELU_HEAD],
-    pooler_act="gelu",
-    unsupported={
-        "summary_type": ("first",),
-        "summary_use_proj": (True,),
-        "summary_activation": ("gelu",),
-    },
+    settings=EncoderSettings(
+        fields={**FIELDS, "embedding_size": "embedding_size"},
+        positions=POSITIONS,
+        computed=[TOKEN_TYPES, GELU_HEAD],
+        pooler_act="gelu",
+        unsupported={
+            "summary_type": ("first",),
+            "summary_use_proj": (True,),
+            "summary_activation": ("gelu",),
+        },
+    ),
 )

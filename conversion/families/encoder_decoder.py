@@ -5,6 +5,7 @@ head. Which of them it has is part of its `CheckpointVariant`.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from ..rules.operations import Copies
 from ..rules.table import Rule, RuleTable
 from ..storage.spelling import Alternative, Prefix
 from ..storage.variant import CheckpointVariant
-from .base import Family
 from .head import VALUE_HEAD, Head
+from .names import Names
+from .settings import Settings
 
 SHARED, ENCODER, DECODER = EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LM_HEAD = "lm_head.weight"
@@ -72,51 +74,46 @@ def same_bits(read: Callable[[str], Tensor], first: str, second: str) -> bool:
     return torch.equal(bytes_of(read(first)), bytes_of(read(second)))
 
 
-class EncoderDecoderFamily(Family[Head]):
-    """Two stacks, or the encoder of the two.
+@dataclass(kw_only=True, eq=False)
+class EncoderDecoderSettings(Settings):
+    """The settings of an encoder-decoder."""
 
-    Args:
-        name: the official `model_type`.
-        config_class: name of the official configuration class.
-        heads: what its models are for, the language model first.
+    @property
+    def always_read(self):
+        """See `Settings.always_read`."""
+        return ("is_encoder_decoder",)
+
+
+@dataclass(kw_only=True, eq=False)
+class EncoderDecoderNames(Names[Head]):
+    """The names of two stacks, or of the encoder of the two.
+
+    Attributes:
         rules: (stack, config of ours) -> the rules of a stack's tensors, the embeddings excepted, without prefixes.
-        settings: the arguments of `ConfigTranslation`.
     """
 
-    own_traits = frozenset({*EMBEDDINGS, UNTIED, SEPARATE})
+    rules: Callable[[str, PretrainedConfig], list[Rule]]
 
     topology = "encoder_decoder"
-
-    def __init__(
-        self,
-        name: str,
-        config_class: str,
-        heads: Collection[Head],
-        *,
-        rules: Callable[[str, PretrainedConfig], list[Rule]],
-        extra_fields: Collection[str] = (),
-        **settings,
-    ):
-        super().__init__(name, config_class, heads, extra_fields=("is_encoder_decoder", *extra_fields), **settings)
-        self.stack_rules = rules
+    own_traits = frozenset({*EMBEDDINGS, UNTIED, SEPARATE})
 
     def stored_embeddings(self, head: Head, names: Collection[str]) -> list[str]:
         """Which of the names of the embeddings are among these."""
         return [name for name in EMBEDDINGS if head.root + name in names]
 
     def alternatives(self, head):
-        """See `Family.alternatives`."""
+        """See `Names.alternatives`."""
         if head.root:
             return [[Alternative(NO_PREFIX, Prefix("", head.root, STACKS), unless=(head.root,))]]
         root = next((other.root for other in self.heads if other.root), "-")
         return [[Alternative(PREFIX, Prefix(root, "", STACKS), starts=(root,))]]
 
     def embeddings_names(self, head, traits):
-        """See `Family.embeddings_names`."""
-        is_shared = SEPARATE not in traits and self.fixed.get("share_embeddings") is not False
+        """See `Names.embeddings_names`."""
+        is_shared = SEPARATE not in traits and self.settings.fixed.get("share_embeddings") is not False
         return [head.root + name for name in (EMBEDDINGS if is_shared else [DECODER])]
 
-    def spelled(
+    def as_in_class(
         self,
         head: Head,
         official: Mapping[str, Any],
@@ -126,14 +123,14 @@ class EncoderDecoderFamily(Family[Head]):
     ) -> tuple[set[str], list[str], Callable[[str], Tensor] | None]:
         """What is known of a checkpoint and its spelling, its names by today's, and what reads a tensor by them."""
         traits = {*known} | self.shown_alternatives(head, names)
-        in_class = list(map(self.spellings(CheckpointVariant(head.official, frozenset(traits))).to_class, names))
+        in_class = list(map(self.spelled(CheckpointVariant(head.official, frozenset(traits))).to_class, names))
         traits |= self.traits_of_ties(head, official, in_class, traits)
-        spelling = self.spellings(CheckpointVariant(head.official, frozenset(traits)))
+        spelling = self.spelled(CheckpointVariant(head.official, frozenset(traits)))
         found = list(map(spelling.to_class, names))
         return traits, found, None if read is None else lambda name: read(spelling.to_file(name))
 
     def layout(self, variant, config):
-        """See `Family.layout`."""
+        """See `Names.layout`."""
         head, traits = self.head(variant), variant.traits
         stacks = stacks_of(head)
         ours = {stack: head.our_root + (f"{stack}." if len(stacks) > 1 else "") for stack in stacks}
@@ -145,7 +142,7 @@ class EncoderDecoderFamily(Family[Head]):
         if SEPARATE in traits:
             rules.append(Rule(head.root + DECODER, f"{ours['decoder']}embed_tokens.weight"))
         for stack in stacks:
-            rules += [rule.under(f"{head.root}{stack}.", ours[stack]) for rule in self.stack_rules(stack, config)]
+            rules += [rule.under(f"{head.root}{stack}.", ours[stack]) for rule in self.rules(stack, config)]
         ignored = [head.root + name for name in self.ignored(variant, config)]
         return RuleTable([*rules, *head.rules, *self.more_rules(variant)], ignored=[*ignored, *VALUE_HEAD])
 

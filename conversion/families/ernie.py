@@ -1,8 +1,9 @@
 """ERNIE 1 to 3 (Sun et al., 2019 to 2021): BERT, whose embeddings may say the task too."""
 
 from ..values import TOKEN_TYPES, Computed
-from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, STRUCTURE
-from .bert_like import BertLikeFamily
+from .base import Family
+from .bert import EMBEDDINGS, FIELDS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, POSITIONS, STRUCTURE
+from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import standard_heads
 
 
@@ -16,7 +17,7 @@ def _write_tasks(config, head):
     return {"use_task_id": count > 0, **({"task_type_vocab_size": count} if count else {})}
 
 
-FAMILY = BertLikeFamily(
+FAMILY = Family(
     "ernie",
     "ErnieConfig",
     standard_heads(
@@ -27,8 +28,14 @@ FAMILY = BertLikeFamily(
     ),
     structure=STRUCTURE,
     fresh={**FRESH, "pooler_act": "tanh", "task_type_vocab_size": 3},
-    root="ernie.",
-    **{**NAMES, "embeddings": {**EMBEDDINGS, "embeddings.task_type_embeddings": "embed_task_types"}},
-    language_model=LANGUAGE_MODEL,
-    computed=[TOKEN_TYPES, Computed(_read_tasks, _write_tasks)],
+    names=EncoderNames(
+        root="ernie.",
+        **{**NAMES, "embeddings": {**EMBEDDINGS, "embeddings.task_type_embeddings": "embed_task_types"}},
+        language_model=LANGUAGE_MODEL,
+    ),
+    settings=EncoderSettings(
+        fields=FIELDS,
+        positions=POSITIONS,
+        computed=[TOKEN_TYPES, Computed(_read_tasks, _write_tasks)],
+    ),
 )

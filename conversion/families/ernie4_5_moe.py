@@ -5,9 +5,11 @@ from typing import Any
 
 from ..storage.experts import OneByOne
 from ..values import Computed
-from .decoder import ALL_BIASES, LLAMA
+from .base import Family
+from .decoder import ALL_BIASES, LLAMA, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .with_experts import FINE, SHARED_EXPERTS, ExpertsFamily, shared_experts
+from .with_experts import FINE, SHARED_EXPERTS, ExpertNames, shared_experts
 
 
 def _read_layers(official) -> dict[str, Any]:
@@ -27,27 +29,30 @@ def _write_layers(config, head) -> dict[str, Any]:
     }
 
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "ernie4_5_moe",
     "Ernie4_5_MoeConfig",
-    "Ernie4_5_MoeForCausalLM Ernie4_5_MoeModel",
+    decoder_heads("Ernie4_5_MoeForCausalLM Ernie4_5_MoeModel", head_bias=True),
     structure={**LLAMA, "router_selection_bias": True},
     fresh={**rotary(500_000.0), **FINE, "shared_expert_intermediate_size": 768, "tie_word_embeddings": True},
-    sparse=SHARED_EXPERTS,
-    ignored=["mtp_*"],
-    published=OneByOne(statics="moe_statics.e_score_correction_bias"),
-    bias_of_choice="gate.moe_statics.e_score_correction_bias",
-    pairs=True,
-    head_bias=True,
-    fields={
-        "moe_num_experts": "num_experts",
-        "moe_k": "num_experts_per_tok",
-        "moe_intermediate_size": "moe_intermediate_size",
-        "output_router_logits": "output_router_logits",
-        "router_aux_loss_coef": "router_aux_loss_coef",
-        "use_bias": (*ALL_BIASES, "lm_head_bias"),
-        "attention_dropout": None,
-    },
-    unsupported={"moe_norm_min": (None, 1e-12)},
-    computed=(shared_experts("moe_num_shared_experts"), Computed(_read_layers, _write_layers)),
+    names=ExpertNames(
+        sparse=SHARED_EXPERTS,
+        ignored=["mtp_*"],
+        published=OneByOne(statics="moe_statics.e_score_correction_bias"),
+        bias_of_choice="gate.moe_statics.e_score_correction_bias",
+        pairs=True,
+    ),
+    settings=DecoderSettings(
+        usual=fields_without("attention_dropout"),
+        fields={
+            "moe_num_experts": "num_experts",
+            "moe_k": "num_experts_per_tok",
+            "moe_intermediate_size": "moe_intermediate_size",
+            "output_router_logits": "output_router_logits",
+            "router_aux_loss_coef": "router_aux_loss_coef",
+            "use_bias": (*ALL_BIASES, "lm_head_bias"),
+        },
+        unsupported={"moe_norm_min": (None, 1e-12)},
+        computed=(shared_experts("moe_num_shared_experts"), Computed(_read_layers, _write_layers)),
+    ),
 )

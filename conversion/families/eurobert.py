@@ -1,7 +1,8 @@
 """EuroBERT (Boizard et al., 2025): Llama's blocks that see the whole text."""
 
 from ..values import Computed, HeadDim, Rope
-from .bert_like import BertLikeFamily
+from .base import Family
+from .bert_like import EncoderNames, EncoderSettings
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
 from .fresh import rotary
@@ -21,7 +22,7 @@ def _write_pooling(config, head):
     return {"classifier_pooling": next(theirs for theirs, ours in POOLING.items() if ours == config.pooling)}
 
 
-FAMILY = BertLikeFamily(
+FAMILY = Family(
     "eurobert",
     "EuroBertConfig",
     [
@@ -51,19 +52,23 @@ FAMILY = BertLikeFamily(
         "max_position_embeddings": 8192,
         "pooling": "mean_of_pooled",
     },
-    root="model.",
-    embeddings={"embed_tokens": "embed_tokens"},
-    layer="layers.{layer}.",
-    modules={**ATTENTION, **MLP, **NORMS},
-    stack={"norm": "norm"},
-    language_model=LanguageModelNames(dense="", norm="", weight="lm_head.weight", bias="lm_head.bias"),
-    fields={
-        **{name: name for name in SAME},
-        "rms_norm_eps": "norm_eps",
-        "attention_bias": ALL_ATTENTION_BIASES,
-        "mlp_bias": ("mlp_bias", "lm_head_bias"),
-    },
-    positions=Rope(),
-    computed=[HeadDim(), Computed(_read_pooling, _write_pooling)],
-    pooler_act="gelu",
+    names=EncoderNames(
+        root="model.",
+        embeddings={"embed_tokens": "embed_tokens"},
+        layer="layers.{layer}.",
+        modules={**ATTENTION, **MLP, **NORMS},
+        stack={"norm": "norm"},
+        language_model=LanguageModelNames(dense="", norm="", weight="lm_head.weight", bias="lm_head.bias"),
+    ),
+    settings=EncoderSettings(
+        fields={
+            **{name: name for name in SAME},
+            "rms_norm_eps": "norm_eps",
+            "attention_bias": ALL_ATTENTION_BIASES,
+            "mlp_bias": ("mlp_bias", "lm_head_bias"),
+        },
+        positions=Rope(),
+        computed=[HeadDim(), Computed(_read_pooling, _write_pooling)],
+        pooler_act="gelu",
+    ),
 )

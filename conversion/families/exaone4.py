@@ -1,7 +1,9 @@
 """EXAONE 4.0 (LG AI Research, 2025): norms after the sub-layers; with windows, only layers that have one rotate."""
 
 from ..values import Computed, WindowByLayer, only_sliding_layers_rotate
-from .decoder import ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, DecoderFamily
+from .base import Family
+from .decoder import ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import every, rotary
 
 
@@ -15,15 +17,16 @@ def write_rotating(config, head):
     return {"sliding_window": None} if config.rope_layers is None and config.sliding_window is None else {}
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "exaone4",
     "Exaone4Config",
-    "Exaone4ForCausalLM Exaone4Model Exaone4ForSequenceClassification "
-    "Exaone4ForTokenClassification Exaone4ForQuestionAnswering",
+    decoder_heads(
+        "Exaone4ForCausalLM Exaone4Model Exaone4ForSequenceClassification "
+        "Exaone4ForTokenClassification Exaone4ForQuestionAnswering",
+        qa_root="transformer.",
+    ),
     structure={**LLAMA, "norm_placement": "output", "qk_norm": True},
     fresh={**rotary(1_000_000.0), **every(4, 4096), **every(4), "norm_eps": 1e-5},
-    qa_root="transformer.",
-    layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM},
-    window=WindowByLayer(by_flag=False),
-    computed=[Computed(read_rotating, write_rotating)],
+    names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
+    settings=DecoderSettings(window=WindowByLayer(by_flag=False), computed=[Computed(read_rotating, write_rotating)]),
 )

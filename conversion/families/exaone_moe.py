@@ -5,7 +5,9 @@ Checkpoints may hold layers that predict further tokens.
 
 from ..storage.spelling import Ending
 from ..values import Computed, WindowByLayer
-from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .base import Family
+from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
+from .decoder_heads import decoder_heads
 from .exaone4 import read_rotating, write_rotating
 from .fresh import every, rotary
 from .with_experts import (
@@ -13,15 +15,15 @@ from .with_experts import (
     FINE,
     FLOAT32_ROUTER,
     SHARED_EXPERTS,
-    ExpertsFamily,
+    ExpertNames,
     expert_groups,
     shared_experts,
 )
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "exaone_moe",
     "ExaoneMoeConfig",
-    "ExaoneMoeForCausalLM ExaoneMoeModel",
+    decoder_heads("ExaoneMoeForCausalLM ExaoneMoeModel"),
     structure={
         **LLAMA,
         "qk_norm": True,
@@ -36,15 +38,19 @@ FAMILY = ExpertsFamily(
         "norm_eps": 1e-5,
         "routed_scaling_factor": 2.5,
     },
-    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    sparse=SHARED_EXPERTS,
-    spellings=[Ending({"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"})],
-    outside=["mtp.*"],
-    fields={
-        **{theirs: ours for theirs, ours in DEEPSEEK_FIELDS.items() if ours != "num_experts"},
-        **{name: name for name in ("num_experts", "mlp_layer_types")},
-    },
-    window=WindowByLayer(by_flag=False),
-    without_effect=("router_aux_loss_coef", "output_router_logits"),
-    computed=(shared_experts("num_shared_experts"), expert_groups(2), Computed(read_rotating, write_rotating)),
+    names=ExpertNames(
+        layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
+        sparse=SHARED_EXPERTS,
+        spellings=[Ending({"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"})],
+        outside=["mtp.*"],
+    ),
+    settings=DecoderSettings(
+        fields={
+            **{theirs: ours for theirs, ours in DEEPSEEK_FIELDS.items() if ours != "num_experts"},
+            **{name: name for name in ("num_experts", "mlp_layer_types")},
+        },
+        window=WindowByLayer(by_flag=False),
+        without_effect=("router_aux_loss_coef", "output_router_logits"),
+        computed=(shared_experts("num_shared_experts"), expert_groups(2), Computed(read_rotating, write_rotating)),
+    ),
 )

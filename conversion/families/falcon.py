@@ -9,7 +9,9 @@ from blockformer.files.errors import ConversionError
 from ..rules.operations import Split
 from ..rules.table import module_rules
 from ..values import Computed, HeadDim, NotExpressible
-from .decoder import ALL_BIASES, QKV, ROTARY_GPT, DecoderFamily
+from .base import Family
+from .decoder import ALL_BIASES, QKV, ROTARY_GPT, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
 
@@ -64,11 +66,15 @@ def norm_rules(config):
     return module_rules(two if config.residual == "parallel" else one)
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "falcon",
     "FalconConfig",
-    "FalconForCausalLM FalconModel FalconForSequenceClassification FalconForTokenClassification "
-    "FalconForQuestionAnswering",
+    decoder_heads(
+        "FalconForCausalLM FalconModel FalconForSequenceClassification FalconForTokenClassification "
+        "FalconForQuestionAnswering",
+        "transformer.",
+        token_head="classifier",
+    ),
     structure=ROTARY_GPT,
     fresh={
         **rotary(10_000.0),
@@ -78,27 +84,29 @@ FAMILY = DecoderFamily(
         "norm_eps": 1e-5,
         "tie_word_embeddings": True,
     },
-    layer={
-        "self_attention.query_key_value": QKV,
-        "self_attention.dense": "self_attn.o_proj",
-        "mlp.dense_h_to_4h": "mlp.up_proj",
-        "mlp.dense_4h_to_h": "mlp.down_proj",
-    },
-    more_rules=norm_rules,
-    outer={"word_embeddings": "embed_tokens", "ln_f": "norm"},
-    root="transformer.",
-    layers="h.{layer}.",
-    token_head="classifier",
-    split=split,
-    fields={
-        **dict.fromkeys("num_key_value_heads intermediate_size hidden_act rms_norm_eps".split()),
-        "ffn_hidden_size": "intermediate_size",
-        "activation": "hidden_act",
-        "layer_norm_epsilon": "norm_eps",
-        "hidden_dropout": "hidden_dropout",
-        "bias": ALL_BIASES,
-    },
-    head_dim=HeadDim(always=False),
-    computed=[Computed(read_architecture, write_architecture)],
-    former_names={"RWForCausalLM": "FalconForCausalLM", "RWModel": "FalconModel"},
+    names=DecoderNames(
+        layer={
+            "self_attention.query_key_value": QKV,
+            "self_attention.dense": "self_attn.o_proj",
+            "mlp.dense_h_to_4h": "mlp.up_proj",
+            "mlp.dense_4h_to_h": "mlp.down_proj",
+        },
+        more_rules=norm_rules,
+        outer={"word_embeddings": "embed_tokens", "ln_f": "norm"},
+        layers="h.{layer}.",
+        split=split,
+        former_classes={"RWForCausalLM": "FalconForCausalLM", "RWModel": "FalconModel"},
+    ),
+    settings=DecoderSettings(
+        usual=fields_without("num_key_value_heads", "intermediate_size", "hidden_act", "rms_norm_eps"),
+        fields={
+            "ffn_hidden_size": "intermediate_size",
+            "activation": "hidden_act",
+            "layer_norm_epsilon": "norm_eps",
+            "hidden_dropout": "hidden_dropout",
+            "bias": ALL_BIASES,
+        },
+        head_dim=HeadDim(always=False),
+        computed=[Computed(read_architecture, write_architecture)],
+    ),
 )

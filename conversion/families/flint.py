@@ -2,14 +2,16 @@
 
 from ..storage.spelling import Ending
 from ..values import Computed, WindowByLayer, only_sliding_layers_rotate
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, sinks
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings, sinks
+from .decoder_heads import decoder_heads
 from .fresh import every, rotary
-from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertsFamily
+from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "flint",
     "FlintConfig",
-    "FlintForCausalLM FlintModel",
+    decoder_heads("FlintForCausalLM FlintModel"),
     structure={
         **LLAMA,
         "qk_norm": True,
@@ -18,15 +20,19 @@ FAMILY = ExpertsFamily(
         "router_float32": True,
     },
     fresh={**rotary(10_000.0), **every(4, 513), **every(4), **FINE, "shared_expert_intermediate_size": 384},
-    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    more_rules=sinks,
-    sparse=SHARED,
-    spellings=[Ending({"self_attn.softmax_offset": "self_attn.sinks"})],
-    fields={
-        **ROUTER_FIELDS,
-        **{name: name for name in ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")},
-        "attention_bias": ALL_ATTENTION_BIASES,
-    },
-    window=WindowByLayer(by_flag=False),
-    computed=(SPARSE_STEP, Computed(only_sliding_layers_rotate)),
+    names=ExpertNames(
+        layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
+        more_rules=sinks,
+        sparse=SHARED,
+        spellings=[Ending({"self_attn.softmax_offset": "self_attn.sinks"})],
+    ),
+    settings=DecoderSettings(
+        fields={
+            **ROUTER_FIELDS,
+            **{name: name for name in ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")},
+            "attention_bias": ALL_ATTENTION_BIASES,
+        },
+        window=WindowByLayer(by_flag=False),
+        computed=(SPARSE_STEP, Computed(only_sliding_layers_rotate)),
+    ),
 )

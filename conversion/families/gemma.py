@@ -7,7 +7,19 @@ windows, soft caps and, except in VaultGemma, a norm before and after each sub-l
 from blockformer.files.errors import ConversionError
 
 from ..values import Computed, NotExpressible, RopeByLayerType, WindowByLayer, invert_power
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM, DecoderFamily
+from .base import Family
+from .decoder import (
+    ALL_ATTENTION_BIASES,
+    ATTENTION,
+    FOUR_NORMS,
+    LLAMA,
+    MLP,
+    Q_AND_K_NORM,
+    DecoderNames,
+    DecoderSettings,
+    fields_without,
+)
+from .decoder_heads import decoder_heads
 from .fresh import by_type, every, root_of_width, rotary
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered"}
@@ -25,7 +37,8 @@ def check_scale(config, head):
 SCALE = Computed(lambda official: {"embedding_scale": official.config.hidden_size**0.5}, check_scale)
 FORWARD = {"use_bidirectional_attention": (None, False)}
 """A decoder looks back."""
-ACT = {"hidden_act": None, "hidden_activation": "hidden_act"}
+USUAL = fields_without("hidden_act")
+ACT = {"hidden_activation": "hidden_act"}
 BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
 CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 
@@ -78,53 +91,60 @@ class BothWays:
         return {"use_bidirectional_attention": True, "is_causal": True, **window}
 
 
-GEMMA = DecoderFamily(
+GEMMA = Family(
     "gemma",
     "GemmaConfig",
-    "GemmaForCausalLM GemmaModel GemmaForSequenceClassification GemmaForTokenClassification",
+    decoder_heads("GemmaForCausalLM GemmaModel GemmaForSequenceClassification GemmaForTokenClassification"),
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH},
-    fields=BIASES,
-    computed=[SCALE],
-    unsupported=FORWARD,
+    names=DecoderNames(),
+    settings=DecoderSettings(fields=BIASES, computed=[SCALE], unsupported=FORWARD),
 )
-GEMMA2 = DecoderFamily(
+GEMMA2 = Family(
     "gemma2",
     "Gemma2Config",
-    "Gemma2ForCausalLM Gemma2Model Gemma2ForSequenceClassification Gemma2ForTokenClassification",
+    decoder_heads("Gemma2ForCausalLM Gemma2Model Gemma2ForSequenceClassification Gemma2ForTokenClassification"),
     structure={**STRUCTURE, "norm_placement": "pre_output"},
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 4096)},
-    layer={**ATTENTION, **MLP, **FOUR_NORMS},
-    fields={**BIASES, **ACT, **CAPS},
-    window=WindowByLayer(by_flag=False),
-    computed=[SCALE, SCORES],
-    unsupported=FORWARD,
+    names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS}),
+    settings=DecoderSettings(
+        usual=USUAL,
+        fields={**BIASES, **ACT, **CAPS},
+        window=WindowByLayer(by_flag=False),
+        computed=[SCALE, SCORES],
+        unsupported=FORWARD,
+    ),
 )
-GEMMA3 = DecoderFamily(
+GEMMA3 = Family(
     "gemma3_text",
     "Gemma3TextConfig",
-    "Gemma3ForCausalLM Gemma3TextModel Gemma3TextForSequenceClassification",
+    decoder_heads("Gemma3ForCausalLM Gemma3TextModel Gemma3TextForSequenceClassification"),
     structure={**STRUCTURE, "norm_placement": "pre_output", "qk_norm": True},
     fresh={**FRESH, **every(6, 512), **by_type(1_000_000.0, 10_000.0)},
-    layer={**ATTENTION, **MLP, **FOUR_NORMS, **Q_AND_K_NORM},
-    fields={**BIASES, **ACT, "final_logit_softcapping": "final_logit_softcapping"},
-    rope=RopeByLayerType(),
-    window=WindowByLayer(by_flag=False),
-    computed=[SCALE, SCORES, Computed(check_cap), BothWays()],
+    names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS, **Q_AND_K_NORM}),
+    settings=DecoderSettings(
+        usual=USUAL,
+        fields={**BIASES, **ACT, "final_logit_softcapping": "final_logit_softcapping"},
+        rope=RopeByLayerType(),
+        window=WindowByLayer(by_flag=False),
+        computed=[SCALE, SCORES, Computed(check_cap), BothWays()],
+    ),
 )
-VAULT = DecoderFamily(
+VAULT = Family(
     "vaultgemma",
     "VaultGemmaConfig",
-    "VaultGemmaForCausalLM VaultGemmaModel",
+    decoder_heads("VaultGemmaForCausalLM VaultGemmaModel"),
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 512)},
-    layer={
-        **ATTENTION,
-        **MLP,
-        "input_layernorm": "self_attn_pre_norm",
-        "pre_feedforward_layernorm": "mlp_pre_norm",
-    },
-    fields={**BIASES, **ACT, **CAPS},
-    window=WindowByLayer(by_flag=False),
-    computed=[SCALE, SCORES],
+    names=DecoderNames(
+        layer={
+            **ATTENTION,
+            **MLP,
+            "input_layernorm": "self_attn_pre_norm",
+            "pre_feedforward_layernorm": "mlp_pre_norm",
+        }
+    ),
+    settings=DecoderSettings(
+        usual=USUAL, fields={**BIASES, **ACT, **CAPS}, window=WindowByLayer(by_flag=False), computed=[SCALE, SCORES]
+    ),
 )

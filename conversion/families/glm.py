@@ -4,37 +4,36 @@ The later one has a norm before and after each sub-layer.
 """
 
 from ..values import Rope
-from .decoder import ATTENTION, FUSED_MLP, LLAMA, NORMS, DecoderFamily
+from .base import Family
+from .decoder import ATTENTION, FUSED_MLP, LLAMA, NORMS, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
 FIELDS = {"attention_bias": "attention_bias"}
-GLM = DecoderFamily(
+GLM = Family(
     "glm",
     "GlmConfig",
-    "GlmForCausalLM GlmModel GlmForSequenceClassification GlmForTokenClassification",
+    decoder_heads("GlmForCausalLM GlmModel GlmForSequenceClassification GlmForTokenClassification"),
     structure=LLAMA,
     fresh={**rotary(10_000.0, 0.5), "attention_bias": True, "norm_eps": 1.5625e-07, "eos_token_id": 2},
-    layer={**ATTENTION, **FUSED_MLP, **NORMS},
-    pairs=True,
-    fields=FIELDS,
-    rope=Rope(by_part=True),
-    extra_fields=["partial_rotary_factor"],
+    names=DecoderNames(layer={**ATTENTION, **FUSED_MLP, **NORMS}, pairs=True),
+    settings=DecoderSettings(fields=FIELDS, rope=Rope(by_part=True), extra_fields=["partial_rotary_factor"]),
 )
-GLM4 = DecoderFamily(
+GLM4 = Family(
     "glm4",
     "Glm4Config",
-    "Glm4ForCausalLM Glm4Model Glm4ForSequenceClassification Glm4ForTokenClassification",
+    decoder_heads("Glm4ForCausalLM Glm4Model Glm4ForSequenceClassification Glm4ForTokenClassification"),
     structure={**LLAMA, "norm_placement": "pre_output"},
     fresh={**rotary(10_000.0, 0.5), "norm_eps": 1e-5, "eos_token_id": 2},
-    layer={
-        **ATTENTION,
-        **FUSED_MLP,
-        **NORMS,
-        "post_self_attn_layernorm": "self_attn_output_norm",
-        "post_mlp_layernorm": "mlp_output_norm",
-    },
-    pairs=True,
-    fields=FIELDS,
-    rope=Rope(by_part=True),
-    extra_fields=["partial_rotary_factor"],
+    names=DecoderNames(
+        layer={
+            **ATTENTION,
+            **FUSED_MLP,
+            **NORMS,
+            "post_self_attn_layernorm": "self_attn_output_norm",
+            "post_mlp_layernorm": "mlp_output_norm",
+        },
+        pairs=True,
+    ),
+    settings=DecoderSettings(fields=FIELDS, rope=Rope(by_part=True), extra_fields=["partial_rotary_factor"]),
 )

@@ -4,7 +4,9 @@ Checkpoints hold a layer after the last one, which predicts one token more.
 """
 
 from ..values import Flag, Rope, constants
-from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .base import Family
+from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .with_experts import (
     DEEPSEEK_FIELDS,
@@ -12,15 +14,15 @@ from .with_experts import (
     FIRST_DENSE,
     SHARED_EXPERTS,
     SIGMOID_ROUTER,
-    ExpertsFamily,
+    ExpertNames,
     expert_groups,
     shared_experts,
 )
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "glm4_moe",
     "Glm4MoeConfig",
-    "Glm4MoeForCausalLM Glm4MoeModel",
+    decoder_heads("Glm4MoeForCausalLM Glm4MoeModel"),
     structure={**LLAMA, **SIGMOID_ROUTER},
     fresh={
         **rotary(1_000_000.0, 0.5),
@@ -29,18 +31,20 @@ FAMILY = ExpertsFamily(
         "attention_bias": True,
         "norm_eps": 1e-5,
     },
-    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    sparse=SHARED_EXPERTS,
-    ignored=["layers.{beyond}.*"],
-    fields={**DEEPSEEK_FIELDS, "attention_bias": "attention_bias"},
-    rope=Rope(by_part=True),
-    without_effect=("router_aux_loss_coef", "output_router_logits"),
-    computed=(
-        shared_experts("n_shared_experts"),
-        FIRST_DENSE,
-        expert_groups(2),
-        Flag("use_qk_norm", "qk_norm", (False, True)),
-        constants(num_nextn_predict_layers=0),
+    names=ExpertNames(
+        layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"]
     ),
-    extra_fields=["partial_rotary_factor"],
+    settings=DecoderSettings(
+        fields={**DEEPSEEK_FIELDS, "attention_bias": "attention_bias"},
+        rope=Rope(by_part=True),
+        without_effect=("router_aux_loss_coef", "output_router_logits"),
+        computed=(
+            shared_experts("n_shared_experts"),
+            FIRST_DENSE,
+            expert_groups(2),
+            Flag("use_qk_norm", "qk_norm", (False, True)),
+            constants(num_nextn_predict_layers=0),
+        ),
+        extra_fields=["partial_rotary_factor"],
+    ),
 )

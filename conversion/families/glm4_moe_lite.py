@@ -3,14 +3,16 @@
 Checkpoints hold a layer after the last one, which predicts one token more.
 """
 
-from .decoder import LLAMA
-from .deepseek import FIELDS, FRESH, SETTINGS
-from .with_experts import FLOAT32_ROUTER, ExpertsFamily, expert_groups, shared_experts
+from .base import Family
+from .decoder import LLAMA, DecoderSettings
+from .decoder_heads import decoder_heads
+from .deepseek import FRESH, LATENT_NAMES, SETTINGS, V3_FIELDS
+from .with_experts import FLOAT32_ROUTER, SHARED_EXPERTS, ExpertNames, expert_groups, shared_experts
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "glm4_moe_lite",
     "Glm4MoeLiteConfig",
-    "Glm4MoeLiteForCausalLM Glm4MoeLiteModel",
+    decoder_heads("Glm4MoeLiteForCausalLM Glm4MoeLiteModel"),
     structure={
         **LLAMA,
         "latent_norm_eps": 1e-6,
@@ -26,10 +28,12 @@ FAMILY = ExpertsFamily(
         "norm_eps": 1e-5,
         "routed_scaling_factor": 1.8,
     },
-    ignored=["layers.{beyond}.*"],
-    fields={**FIELDS, "mlp_layer_types": "mlp_layer_types"},
-    unsupported={"rope_interleave": (True,)},
-    computed=(shared_experts("n_shared_experts"), expert_groups(2)),
-    extra_fields=["partial_rotary_factor"],
-    **SETTINGS,
+    names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], **LATENT_NAMES),
+    settings=DecoderSettings(
+        fields={**V3_FIELDS, "mlp_layer_types": "mlp_layer_types"},
+        unsupported={"rope_interleave": (True,)},
+        computed=(shared_experts("n_shared_experts"), expert_groups(2)),
+        extra_fields=["partial_rotary_factor"],
+        **SETTINGS,
+    ),
 )

@@ -9,20 +9,26 @@ to a head that ours does not have, and are kept for the way back.
 """
 
 import copy
+from dataclasses import dataclass
 
 import torch
 
 from ..rules.operations import Chain, EqualParts, Identity, Reversible, Split, Transpose, ZeroBias
 from ..rules.table import Rule
 from ..values import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
-from .decoder import GPT, QKV, DecoderFamily
+from .base import Family
+from .decoder import GPT, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
+from .oracle import Oracle
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
 """What every GPT-2 has; one without is written with zeros, which is the same function."""
+USUAL = fields_without(
+    *"hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps".split(),
+    *"num_key_value_heads hidden_act max_position_embeddings attention_dropout".split(),
+)
 FIELDS = {
-    **dict.fromkeys("hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps".split()),
-    **dict.fromkeys("num_key_value_heads hidden_act max_position_embeddings attention_dropout".split()),
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -101,36 +107,25 @@ def read_ends(official):
     return dict.fromkeys(lost if config.vocab_size <= END else ())
 
 
-class GPT2Family(DecoderFamily):
-    """GPT-2, whose first checkpoints hold more than today's."""
+@dataclass(kw_only=True, eq=False)
+class GPT2Names(DecoderNames):
+    """GPT-2's names; its first checkpoints hold more than today's."""
 
     def stack_rules(self, config):
-        """See `DecoderFamily.stack_rules`."""
+        """See `DecoderNames.stack_rules`."""
         return stack_rules(config)
 
-    def differences(self, config):
-        """See `ConfigTranslation.differences`. A bias that ours lacks is fine: it is written as zero."""
-        if config.norm_type == "layer_norm" and config.norm_weight == "plain":
-            config = copy.copy(config)
-            for name in BIASES:
-                setattr(config, name, True)
-        return super().differences(config)
-
     def notes_on_writing(self, config):
-        """See `Family.notes_on_writing`."""
+        """See `Names.notes_on_writing`."""
         absent = [name for name in BIASES if not getattr(config, name)]
         return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
 
-    def not_runnable(self, config):
-        """See `Family.not_runnable`."""
-        return NOT_PRUNED if config.pruned_heads else None
-
     def reads_ignored(self, name):
-        """See `Family.reads_ignored`: all that it ignores is masks."""
+        """See `Names.reads_ignored`: all that it ignores is masks."""
         return True
 
     def check_ignored(self, name, tensor):
-        """See `Family.check_ignored`."""
+        """See `Names.check_ignored`."""
         if name.endswith(".masked_bias"):
             value = torch.tensor(MASKED, dtype=tensor.dtype) if tensor.dtype.is_floating_point else None
             is_value = value is not None and tensor.numel() == 1 and torch.equal(tensor.reshape(()), value)
@@ -142,41 +137,62 @@ class GPT2Family(DecoderFamily):
                 return None
         return "is not the causal mask, [1, 1, n, n] with 1 up to the diagonal, that the official class computes"
 
+
+@dataclass(kw_only=True, eq=False)
+class GPT2Settings(DecoderSettings):
+    """GPT-2's settings, some of which belong to a head that ours lacks."""
+
+    def written_as(self, config):
+        """See `Settings.written_as`. A bias that ours lacks is fine: it is written as zero."""
+        if config.norm_type == "layer_norm" and config.norm_weight == "plain":
+            config = copy.copy(config)
+            for name in BIASES:
+                setattr(config, name, True)
+        return config
+
     def unused(self, official):
-        """See `ConfigTranslation.unused`. Settings of a head that ours lacks count too where they say something."""
+        """See `Settings.unused`. Settings of a head that ours lacks count too where they say something."""
         usual = self.defaults.to_dict()
         told = {name for name in SUMMARY if name in official and official[name] != usual[name]}
-        return sorted({*super().unused(official), *told} - set(self.official_config_class.attribute_map))
+        return sorted({*super().unused(official), *told} - set(self.official_class.attribute_map))
 
 
-FAMILY = GPT2Family(
+FAMILY = Family(
     "gpt2",
     "GPT2Config",
-    "GPT2LMHeadModel GPT2Model GPT2ForSequenceClassification GPT2ForTokenClassification GPT2ForQuestionAnswering",
+    decoder_heads(
+        "GPT2LMHeadModel GPT2Model GPT2ForSequenceClassification GPT2ForTokenClassification GPT2ForQuestionAnswering",
+        "transformer.",
+        token_head="classifier",
+    ),
     structure={**GPT, "position_type": "learned"},
     fresh=FRESH,
-    layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
-    outer=OUTER,
-    root="transformer.",
-    layers=LAYER[0],
-    token_head="classifier",
-    ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
-    fields=FIELDS,
-    rope=None,
-    head_dim=None,
-    computed=[
-        InnerSize("n_inner"),
-        Flag("scale_attn_weights", "attention_scale", (1.0, None)),
-        Computed(read_ends),
-        PRUNED_HEADS,
-    ],
-    extra_fields=["pruned_heads"],
-    unsupported=dict.fromkeys(
-        ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"), (None, False)
+    names=GPT2Names(
+        layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
+        outer=OUTER,
+        layers=LAYER[0],
+        ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
+        refused={
+            "GPT2DoubleHeadsModel": "it has two heads at once, and the second reads the token that a caller points at; "
+            "for its language model, load it as GPT2LMHeadModel in transformers and save that"
+        },
     ),
-    not_none=["initializer_range"],
-    refused={
-        "GPT2DoubleHeadsModel": "it has two heads at once, and the second reads the token that a caller points at; for "
-        "its language model, load it as GPT2LMHeadModel in transformers and save that"
-    },
+    settings=GPT2Settings(
+        usual=USUAL,
+        fields=FIELDS,
+        rope=None,
+        head_dim=None,
+        computed=[
+            InnerSize("n_inner"),
+            Flag("scale_attn_weights", "attention_scale", (1.0, None)),
+            Computed(read_ends),
+            PRUNED_HEADS,
+        ],
+        extra_fields=["pruned_heads"],
+        unsupported=dict.fromkeys(
+            ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"), (None, False)
+        ),
+        not_none=["initializer_range"],
+    ),
+    oracle=Oracle(not_runnable=lambda family, config: NOT_PRUNED if config.pruned_heads else None),
 )

@@ -2,8 +2,10 @@
 
 from ..rules.operations import Split
 from ..values import Computed, Flag, InnerSize
-from .decoder import GPT, QKV, DecoderFamily
-from .gpt2 import FIELDS
+from .base import Family
+from .decoder import GPT, QKV, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
+from .gpt2 import FIELDS, USUAL
 from .gpt_neox import by_head
 
 
@@ -16,10 +18,14 @@ KEYS = Computed(
     lambda official: {"num_key_value_heads": 1 if official.config.multi_query else official.config.n_head},
     lambda config, head: {"multi_query": config.num_key_value_heads == 1},
 )
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "gpt_bigcode",
     "GPTBigCodeConfig",
-    "GPTBigCodeForCausalLM GPTBigCodeModel GPTBigCodeForSequenceClassification GPTBigCodeForTokenClassification",
+    decoder_heads(
+        "GPTBigCodeForCausalLM GPTBigCodeModel GPTBigCodeForSequenceClassification GPTBigCodeForTokenClassification",
+        "transformer.",
+        token_head="classifier",
+    ),
     structure={**GPT, "position_type": "learned"},
     fresh={
         "hidden_act": "gelu_pytorch_tanh",
@@ -27,21 +33,24 @@ FAMILY = DecoderFamily(
         "num_key_value_heads": 1,
         "tie_word_embeddings": True,
     },
-    layer={
-        "ln_1": "self_attn_pre_norm",
-        "attn.c_attn": QKV,
-        "attn.c_proj": "self_attn.o_proj",
-        "ln_2": "mlp_pre_norm",
-        "mlp.c_fc": "mlp.up_proj",
-        "mlp.c_proj": "mlp.down_proj",
-    },
-    outer={"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"},
-    root="transformer.",
-    layers="h.{layer}.",
-    token_head="classifier",
-    split=split,
-    fields=FIELDS,
-    rope=None,
-    computed=[InnerSize("n_inner"), KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
-    ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
+    names=DecoderNames(
+        layer={
+            "ln_1": "self_attn_pre_norm",
+            "attn.c_attn": QKV,
+            "attn.c_proj": "self_attn.o_proj",
+            "ln_2": "mlp_pre_norm",
+            "mlp.c_fc": "mlp.up_proj",
+            "mlp.c_proj": "mlp.down_proj",
+        },
+        outer={"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"},
+        layers="h.{layer}.",
+        split=split,
+        ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
+    ),
+    settings=DecoderSettings(
+        usual=USUAL,
+        fields=FIELDS,
+        rope=None,
+        computed=[InnerSize("n_inner"), KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
+    ),
 )

@@ -1,7 +1,9 @@
 """GPT-Neo (Black et al., 2021): GPT-2 with separate matrices, scores as they are, and windows in every other layer."""
 
 from ..values import Computed, InnerSize
-from .decoder import GPT, DecoderFamily
+from .base import Family
+from .decoder import GPT, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import every
 from .gpt2 import FIELDS, NORMS, OUTER
 from .gpt2 import FRESH as GPT2_FRESH
@@ -24,11 +26,15 @@ def write_layers(config, head):
     return {"attention_types": [[[names[kind] for kind in config.layer_types], 1]], **window}
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "gpt_neo",
     "GPTNeoConfig",
-    "GPTNeoForCausalLM GPTNeoModel GPTNeoForSequenceClassification "
-    "GPTNeoForTokenClassification GPTNeoForQuestionAnswering",
+    decoder_heads(
+        "GPTNeoForCausalLM GPTNeoModel GPTNeoForSequenceClassification "
+        "GPTNeoForTokenClassification GPTNeoForQuestionAnswering",
+        "transformer.",
+        token_head="classifier",
+    ),
     structure={**GPT, "position_type": "learned", "attention_bias": False, "attention_scale": 1.0},
     fresh={
         **GPT2_FRESH,
@@ -37,29 +43,37 @@ FAMILY = DecoderFamily(
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     },
-    layer={
-        **{f"attn.attention.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")},
-        "attn.attention.out_proj": "self_attn.o_proj",
-        "mlp.c_fc": "mlp.up_proj",
-        "mlp.c_proj": "mlp.down_proj",
-        **NORMS,
-    },
-    outer=OUTER,
-    root="transformer.",
-    layers="h.{layer}.",
-    token_head="classifier",
-    ignored=["h.{layer}.attn.attention.bias", "h.{layer}.attn.attention.masked_bias"],
-    fields={
-        **dict.fromkeys(("intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")),
-        **dict.fromkeys(("hidden_act", "rms_norm_eps")),
-        "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        **{name: FIELDS[name] for name in ("activation_function", "layer_norm_epsilon")},
-        "resid_dropout": "hidden_dropout",
-        "embed_dropout": "hidden_dropout",
-    },
-    rope=None,
-    head_dim=None,
-    computed=[InnerSize("intermediate_size"), Computed(read_layers, write_layers)],
-    reads_whole=False,
+    names=DecoderNames(
+        layer={
+            **{f"attn.attention.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")},
+            "attn.attention.out_proj": "self_attn.o_proj",
+            "mlp.c_fc": "mlp.up_proj",
+            "mlp.c_proj": "mlp.down_proj",
+            **NORMS,
+        },
+        outer=OUTER,
+        layers="h.{layer}.",
+        ignored=["h.{layer}.attn.attention.bias", "h.{layer}.attn.attention.masked_bias"],
+    ),
+    settings=DecoderSettings(
+        usual=fields_without(
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "hidden_act",
+            "rms_norm_eps",
+        ),
+        fields={
+            "num_layers": "num_hidden_layers",
+            "num_heads": "num_attention_heads",
+            **{name: FIELDS[name] for name in ("activation_function", "layer_norm_epsilon")},
+            "resid_dropout": "hidden_dropout",
+            "embed_dropout": "hidden_dropout",
+        },
+        rope=None,
+        head_dim=None,
+        computed=[InnerSize("intermediate_size"), Computed(read_layers, write_layers)],
+        reads_whole=False,
+    ),
 )

@@ -6,7 +6,9 @@ Queries, keys and values of a head are side by side in one matrix.
 from ..rules.operations import Split
 from ..storage.spelling import Ending
 from ..values import Flag, HeadDim, Rope
-from .decoder import NORMS, QKV, ROTARY_GPT, DecoderFamily
+from .base import Family
+from .decoder import NORMS, QKV, ROTARY_GPT, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
 HEAD = Ending({"embed_out.weight": "lm_head.weight"})
@@ -18,39 +20,44 @@ def by_head(config, rows):
     return Split(0, rows, config.num_attention_heads)
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "gpt_neox",
     "GPTNeoXConfig",
-    "GPTNeoXForCausalLM GPTNeoXModel GPTNeoXForSequenceClassification "
-    "GPTNeoXForTokenClassification GPTNeoXForQuestionAnswering",
+    decoder_heads(
+        "GPTNeoXForCausalLM GPTNeoXModel GPTNeoXForSequenceClassification "
+        "GPTNeoXForTokenClassification GPTNeoXForQuestionAnswering",
+        "gpt_neox.",
+        token_head="classifier",
+    ),
     structure=ROTARY_GPT,
     fresh={**rotary(10_000.0, 0.25), "hidden_act": "gelu", "residual": "parallel", "norm_eps": 1e-5},
-    layer={
-        "attention.query_key_value": QKV,
-        "attention.dense": "self_attn.o_proj",
-        "mlp.dense_h_to_4h": "mlp.up_proj",
-        "mlp.dense_4h_to_h": "mlp.down_proj",
-        **NORMS,
-    },
-    outer={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
-    root="gpt_neox.",
-    spellings=[HEAD],
-    token_head="classifier",
-    split=by_head,
-    fields={
-        "num_key_value_heads": None,
-        "rms_norm_eps": None,
-        "layer_norm_eps": "norm_eps",
-        "hidden_dropout": "hidden_dropout",
-        "attention_bias": ("attention_bias", "attention_output_bias"),
-    },
-    rope=Rope(by_part=True),
-    head_dim=HeadDim(always=False),
-    computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],
-    extra_fields=["rotary_pct"],
-    ignored=[
-        "layers.{layer}.attention.bias",
-        "layers.{layer}.attention.masked_bias",
-        "layers.{layer}.attention.rotary_emb.inv_freq",
-    ],
+    names=DecoderNames(
+        layer={
+            "attention.query_key_value": QKV,
+            "attention.dense": "self_attn.o_proj",
+            "mlp.dense_h_to_4h": "mlp.up_proj",
+            "mlp.dense_4h_to_h": "mlp.down_proj",
+            **NORMS,
+        },
+        outer={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
+        spellings=[HEAD],
+        split=by_head,
+        ignored=[
+            "layers.{layer}.attention.bias",
+            "layers.{layer}.attention.masked_bias",
+            "layers.{layer}.attention.rotary_emb.inv_freq",
+        ],
+    ),
+    settings=DecoderSettings(
+        usual=fields_without("num_key_value_heads", "rms_norm_eps"),
+        fields={
+            "layer_norm_eps": "norm_eps",
+            "hidden_dropout": "hidden_dropout",
+            "attention_bias": ("attention_bias", "attention_output_bias"),
+        },
+        rope=Rope(by_part=True),
+        head_dim=HeadDim(always=False),
+        computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],
+        extra_fields=["rotary_pct"],
+    ),
 )

@@ -18,9 +18,11 @@ from blockformer.files.errors import ConversionError
 from ..rules.operations import Chain, Shape, Transpose
 from ..rules.table import Rule, module_rules
 from ..values import Computed
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, sinks
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderSettings, fields_without, sinks
+from .decoder_heads import decoder_heads
 from .fresh import every
-from .with_experts import ExpertsFamily
+from .with_experts import ExpertNames
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,10 @@ def _write(config, head) -> dict[str, Any]:
     }
 
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "gpt_oss",
     "GptOssConfig",
-    "GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification",
-    published=None,
-    sparse_rules=sparse_rules,
-    more_rules=sinks,
+    decoder_heads("GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification"),
     structure={**LLAMA, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"},
     fresh={
         **every(2, 128),
@@ -100,15 +99,18 @@ FAMILY = ExpertsFamily(
             "original_max_position_embeddings": 4096,
         },
     },
-    fields={
-        "num_local_experts": "num_experts",
-        "num_experts_per_tok": "num_experts_per_tok",
-        "output_router_logits": "output_router_logits",
-        "router_aux_loss_coef": "router_aux_loss_coef",
-        "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-        "attention_bias": ALL_ATTENTION_BIASES,
-        "hidden_act": None,
-    },
-    unsupported={"hidden_act": ("silu",), "swiglu_alpha": (1.702,)},
-    window=Computed(_read, _write),
+    names=ExpertNames(published=None, sparse_rules=sparse_rules, more_rules=sinks),
+    settings=DecoderSettings(
+        usual=fields_without("hidden_act"),
+        fields={
+            "num_local_experts": "num_experts",
+            "num_experts_per_tok": "num_experts_per_tok",
+            "output_router_logits": "output_router_logits",
+            "router_aux_loss_coef": "router_aux_loss_coef",
+            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+            "attention_bias": ALL_ATTENTION_BIASES,
+        },
+        unsupported={"hidden_act": ("silu",), "swiglu_alpha": (1.702,)},
+        window=Computed(_read, _write),
+    ),
 )

@@ -8,9 +8,11 @@ from typing import Any
 
 from ..rules.operations import Split
 from ..values import InnerSize, RotaryPart
-from .decoder import ROTARY_GPT, DecoderFamily
+from .base import Family
+from .decoder import ROTARY_GPT, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .gpt2 import FIELDS
+from .gpt2 import FIELDS, USUAL
 
 STRUCTURE = {
     **ROTARY_GPT,
@@ -26,36 +28,44 @@ REST = {
     "mlp.fc_in": "mlp.up_proj",
     "mlp.fc_out": "mlp.down_proj",
 }
-SETTINGS: dict[str, Any] = {
-    "structure": STRUCTURE,
-    "fresh": FRESH,
+NAMES: dict[str, Any] = {
     "outer": {"wte": "embed_tokens", "ln_f": "norm"},
-    "root": "transformer.",
     "layers": "h.{layer}.",
-    "head_bias": True,
     "pairs": True,
-    "fields": FIELDS,
-    "rope": RotaryPart(),
-    "computed": [InnerSize("n_inner")],
     "ignored": ["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias", "h.{layer}.attn.causal_mask"],
 }
-GPTJ = DecoderFamily(
+SETTINGS = DecoderSettings(usual=USUAL, fields=FIELDS, rope=RotaryPart(), computed=[InnerSize("n_inner")])
+GPTJ = Family(
     "gptj",
     "GPTJConfig",
-    "GPTJForCausalLM GPTJModel GPTJForSequenceClassification GPTJForQuestionAnswering",
-    layer={
-        "attn.q_proj": "self_attn.q_proj",
-        "attn.k_proj": "self_attn.k_proj",
-        "attn.v_proj": "self_attn.v_proj",
-        **REST,
-    },
-    **SETTINGS,
+    decoder_heads(
+        "GPTJForCausalLM GPTJModel GPTJForSequenceClassification GPTJForQuestionAnswering",
+        "transformer.",
+        head_bias=True,
+    ),
+    structure=STRUCTURE,
+    fresh=FRESH,
+    names=DecoderNames(
+        layer={
+            "attn.q_proj": "self_attn.q_proj",
+            "attn.k_proj": "self_attn.k_proj",
+            "attn.v_proj": "self_attn.v_proj",
+            **REST,
+        },
+        **NAMES,
+    ),
+    settings=SETTINGS,
 )
-CODEGEN = DecoderFamily(
+CODEGEN = Family(
     "codegen",
     "CodeGenConfig",
-    "CodeGenForCausalLM CodeGenModel",
-    layer={"attn.qkv_proj": ("self_attn.q_proj", "self_attn.v_proj", "self_attn.k_proj"), **REST},
-    split=lambda config, rows: Split(0, rows, 4),
-    **SETTINGS,
+    decoder_heads("CodeGenForCausalLM CodeGenModel", "transformer.", head_bias=True),
+    structure=STRUCTURE,
+    fresh=FRESH,
+    names=DecoderNames(
+        layer={"attn.qkv_proj": ("self_attn.q_proj", "self_attn.v_proj", "self_attn.k_proj"), **REST},
+        split=lambda config, rows: Split(0, rows, 4),
+        **NAMES,
+    ),
+    settings=SETTINGS,
 )

@@ -3,7 +3,9 @@
 from typing import Any
 
 from ..values import Computed, Factor, HeadDim, invert_power
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
 FRESH = {
@@ -30,12 +32,12 @@ FIELDS: dict[str, str | tuple[str, ...] | None] = {
     "attention_bias": ALL_ATTENTION_BIASES,
     "attention_multiplier": "attention_scale",
 }
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "granite",
     "GraniteConfig",
-    "GraniteForCausalLM GraniteModel",
+    decoder_heads("GraniteForCausalLM GraniteModel"),
     structure=LLAMA,
     fresh=FRESH,
-    fields={**FIELDS, "mlp_bias": "mlp_bias"},
-    **SETTINGS,
+    names=DecoderNames(),
+    settings=DecoderSettings(fields={**FIELDS, "mlp_bias": "mlp_bias"}, **SETTINGS),
 )

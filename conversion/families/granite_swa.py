@@ -5,11 +5,13 @@ from typing import Any
 from blockformer.files.errors import ConversionError, shown
 
 from ..values import NotExpressible, Rope, WindowByLayer
-from .decoder import LLAMA, DecoderFamily, sinks
+from .base import Family
+from .decoder import LLAMA, DecoderNames, DecoderSettings, sinks
+from .decoder_heads import decoder_heads
 from .fresh import all_but
 from .granite import FIELDS, FRESH, SETTINGS
 from .granitemoe import NAMES, sparse_rules
-from .with_experts import FINE, ExpertsFamily
+from .with_experts import FINE, ExpertNames
 
 
 class RopeByLayer(Rope):
@@ -45,28 +47,27 @@ class RopeByLayer(Rope):
         return {"rope_parameters": dict(first), "layer_rope_theta": thetas}
 
 
+STRUCTURE = {**LLAMA, "attention_sinks": True}
 SWA: dict[str, Any] = {
     **SETTINGS,
-    "structure": {**LLAMA, "attention_sinks": True},
-    "more_rules": sinks,
     "rope": RopeByLayer(),
     "window": WindowByLayer(by_flag=False),
 }
-GRANITE_SWA = DecoderFamily(
+GRANITE_SWA = Family(
     "granite_swa",
     "GraniteSWAConfig",
-    "GraniteSWAForCausalLM GraniteSWAModel",
+    decoder_heads("GraniteSWAForCausalLM GraniteSWAModel"),
+    structure=STRUCTURE,
     fresh={**FRESH, **all_but(4, 128), "tie_word_embeddings": True, "norm_eps": 1e-5},
-    fields={**FIELDS, "mlp_bias": "mlp_bias"},
-    **SWA,
+    names=DecoderNames(more_rules=sinks),
+    settings=DecoderSettings(fields={**FIELDS, "mlp_bias": "mlp_bias"}, **SWA),
 )
-GRANITEMOE_SWA = ExpertsFamily(
+GRANITEMOE_SWA = Family(
     "granitemoe_swa",
     "GraniteMoeSWAConfig",
-    "GraniteMoeSWAForCausalLM GraniteMoeSWAModel",
-    published=None,
-    sparse_rules=sparse_rules,
+    decoder_heads("GraniteMoeSWAForCausalLM GraniteMoeSWAModel"),
+    structure=STRUCTURE,
     fresh={**FRESH, **FINE, **all_but(4, 128), "tie_word_embeddings": True},
-    fields={**NAMES, "shared_intermediate_size": "shared_expert_intermediate_size"},
-    **SWA,
+    names=ExpertNames(published=None, sparse_rules=sparse_rules, more_rules=sinks),
+    settings=DecoderSettings(fields={**NAMES, "shared_intermediate_size": "shared_expert_intermediate_size"}, **SWA),
 )

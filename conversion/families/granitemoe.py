@@ -3,9 +3,11 @@
 from ..rules.operations import Split
 from ..rules.table import Rule
 from ..storage.spelling import Ending
-from .decoder import LLAMA
+from .base import Family
+from .decoder import LLAMA, DecoderSettings
+from .decoder_heads import decoder_heads
 from .granite import FIELDS, FRESH, SETTINGS
-from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
+from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
 
 IN_FILES = Ending(
     {
@@ -36,27 +38,23 @@ NAMES = {
     "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
     **FIELDS,
 }
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "granitemoe",
     "GraniteMoeConfig",
-    "GraniteMoeForCausalLM GraniteMoeModel",
-    published=None,
-    sparse_rules=sparse_rules,
-    spellings=[IN_FILES],
+    decoder_heads("GraniteMoeForCausalLM GraniteMoeModel"),
     structure=LLAMA,
     fresh={**FRESH, **FINE},
-    fields=NAMES,
-    **SETTINGS,
+    names=ExpertNames(published=None, sparse_rules=sparse_rules, spellings=[IN_FILES]),
+    settings=DecoderSettings(fields=NAMES, **SETTINGS),
 )
-SHARED = ExpertsFamily(
+SHARED = Family(
     "granitemoeshared",
     "GraniteMoeSharedConfig",
-    "GraniteMoeSharedForCausalLM GraniteMoeSharedModel",
-    published=None,
-    sparse_rules=sparse_rules,
-    spellings=[IN_FILES],
+    decoder_heads("GraniteMoeSharedForCausalLM GraniteMoeSharedModel"),
     structure=LLAMA,
     fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},
-    fields={**NAMES, "shared_intermediate_size": "shared_expert_intermediate_size"},
-    **SETTINGS,
+    names=ExpertNames(published=None, sparse_rules=sparse_rules, spellings=[IN_FILES]),
+    settings=DecoderSettings(
+        fields={**NAMES, "shared_intermediate_size": "shared_expert_intermediate_size"}, **SETTINGS
+    ),
 )

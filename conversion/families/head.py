@@ -61,6 +61,11 @@ class Head:
         return MODELS[self.ours]
 
     @property
+    def official_class(self) -> type[PreTrainedModel]:
+        """The official class; the common base class where transformers has none, as for an article's model."""
+        return getattr(transformers, self.official, PreTrainedModel)
+
+    @property
     def config_class(self) -> type[PretrainedConfig]:
         """The configuration class of ours."""
         return self.model_class.config_class

@@ -1,14 +1,16 @@
 """Helium (Kyutai, 2025): Llama whose heads turn neighbouring channels."""
 
-from .decoder import LLAMA, DecoderFamily
+from .base import Family
+from .decoder import LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "helium",
     "HeliumConfig",
-    "HeliumForCausalLM HeliumModel HeliumForSequenceClassification HeliumForTokenClassification",
+    decoder_heads("HeliumForCausalLM HeliumModel HeliumForSequenceClassification HeliumForTokenClassification"),
     structure=LLAMA,
     fresh={**rotary(100_000.0), "norm_eps": 1e-8},
-    pairs=True,
-    fields={"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
+    names=DecoderNames(pairs=True),
+    settings=DecoderSettings(fields={"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"}),
 )

@@ -5,7 +5,9 @@ the text: here it is part of `rope_theta`.
 """
 
 from ..values import Rope
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, DecoderFamily
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
 
@@ -22,19 +24,20 @@ class RopeWithAlpha(Rope):
         return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "hunyuan_v1_dense",
     "HunYuanDenseV1Config",
-    "HunYuanDenseV1ForCausalLM HunYuanDenseV1Model HunYuanDenseV1ForSequenceClassification",
+    decoder_heads("HunYuanDenseV1ForCausalLM HunYuanDenseV1Model HunYuanDenseV1ForSequenceClassification"),
     structure={**LLAMA, "qk_norm": "rotated"},
     fresh={**rotary(10_000.0), "norm_eps": 1e-5},
-    layer={
-        **ATTENTION,
-        **MLP,
-        **NORMS,
-        "self_attn.query_layernorm": "self_attn.q_norm",
-        "self_attn.key_layernorm": "self_attn.k_norm",
-    },
-    fields={"attention_bias": ALL_ATTENTION_BIASES},
-    rope=RopeWithAlpha(),
+    names=DecoderNames(
+        layer={
+            **ATTENTION,
+            **MLP,
+            **NORMS,
+            "self_attn.query_layernorm": "self_attn.q_norm",
+            "self_attn.key_layernorm": "self_attn.k_norm",
+        }
+    ),
+    settings=DecoderSettings(fields={"attention_bias": ALL_ATTENTION_BIASES}, rope=RopeWithAlpha()),
 )

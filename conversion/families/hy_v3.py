@@ -4,9 +4,11 @@ Checkpoints hold a layer after the last one, which predicts one token more.
 """
 
 from ..storage.spelling import Ending
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .with_experts import FINE, FLOAT32_ROUTER, SHARED_EXPERTS, ExpertsFamily, shared_experts
+from .with_experts import FINE, FLOAT32_ROUTER, SHARED_EXPERTS, ExpertNames, shared_experts
 
 IN_FILES = Ending(
     {
@@ -26,10 +28,10 @@ def width_of_the_dense_layers(official):
     return [] if official.get("num_shared_experts", 1) else ["num_shared_experts"]
 
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "hy_v3",
     "HYV3Config",
-    "HYV3ForCausalLM HYV3Model",
+    decoder_heads("HYV3ForCausalLM HYV3Model"),
     structure={
         **LLAMA,
         "qk_norm": True,
@@ -42,18 +44,25 @@ FAMILY = ExpertsFamily(
         "norm_eps": 1e-5,
         "routed_scaling_factor": 2.826,
     },
-    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    sparse=SHARED_EXPERTS,
-    bias_of_choice="e_score_correction_bias",
-    spellings=[IN_FILES],
-    ignored=["layers.{beyond}.*"],
-    fields={
-        **{name: name for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "mlp_layer_types")},
-        "router_scaling_factor": "routed_scaling_factor",
-        "attention_bias": ALL_ATTENTION_BIASES,
-        "mlp_bias": "mlp_bias",
-    },
-    without_effect=("router_aux_loss_coef", "output_router_logits"),
-    computed=[shared_experts("num_shared_experts")],
-    contradictions=width_of_the_dense_layers,
+    names=ExpertNames(
+        layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
+        sparse=SHARED_EXPERTS,
+        bias_of_choice="e_score_correction_bias",
+        spellings=[IN_FILES],
+        ignored=["layers.{beyond}.*"],
+    ),
+    settings=DecoderSettings(
+        fields={
+            **{
+                name: name
+                for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "mlp_layer_types")
+            },
+            "router_scaling_factor": "routed_scaling_factor",
+            "attention_bias": ALL_ATTENTION_BIASES,
+            "mlp_bias": "mlp_bias",
+        },
+        without_effect=("router_aux_loss_coef", "output_router_logits"),
+        computed=[shared_experts("num_shared_experts")],
+        contradictions=width_of_the_dense_layers,
+    ),
 )

@@ -2,7 +2,9 @@
 
 from ..rules.table import module_rules
 from ..values import Computed, Factor, Flag
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, DecoderFamily
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
 
@@ -18,20 +20,21 @@ def output_norms(config):
     return module_rules({"post_norm1": "self_attn_output_norm", "post_norm2": "mlp_output_norm"} if has_them else {})
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "hyperclovax",
     "HyperCLOVAXConfig",
-    "HyperCLOVAXForCausalLM HyperCLOVAXModel",
+    decoder_heads("HyperCLOVAXForCausalLM HyperCLOVAXModel"),
     structure=LLAMA,
     fresh={**rotary(100_000_000.0), "norm_placement": "pre_output", "norm_eps": 1e-5, "attention_scale": 0.0078125},
-    layer={**ATTENTION, **MLP, **NORMS},
-    more_rules=output_norms,
-    fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
-    computed=[
-        Flag("use_post_norm", "norm_placement", ("pre", "pre_output")),
-        Factor("embedding_multiplier", "embedding_scale"),
-        Factor("residual_multiplier", "residual_multiplier"),
-        Factor("logits_scaling", "logit_scale"),
-        Computed(read_scale, lambda config, head: {"attention_multiplier": config.attention_scale}),
-    ],
+    names=DecoderNames(layer={**ATTENTION, **MLP, **NORMS}, more_rules=output_norms),
+    settings=DecoderSettings(
+        fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
+        computed=[
+            Flag("use_post_norm", "norm_placement", ("pre", "pre_output")),
+            Factor("embedding_multiplier", "embedding_scale"),
+            Factor("residual_multiplier", "residual_multiplier"),
+            Factor("logits_scaling", "logit_scale"),
+            Computed(read_scale, lambda config, head: {"attention_multiplier": config.attention_scale}),
+        ],
+    ),
 )

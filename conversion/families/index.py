@@ -1,69 +1,48 @@
 """Which families there are, and in which file the record of each one is. Imports neither torch nor transformers.
 
-The command line checks names by it, presets and conversion load a family's file by it, and a script writes the first
-column of the table in docs/supported.md from it.
+The command line checks names by it, and presets and conversion load a family's file by it.
 """
 
 import importlib
 from types import ModuleType
 
-GROUPS: tuple[tuple[str, ...], ...] = (
-    ("qwen3", "qwen2", "llama", "mistral"),
-    (
-        *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
-        *("ministral", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4", "cohere", "cohere2"),
-        *("starcoder2", "nemotron", "jais2", "stablelm"),
-        *("ernie4_5", "hyperclovax", "internlm3", "iquestcoder", "granite_swa", "hunyuan_v1_dense"),
-        "apertus",
-    ),
-    ("gpt2",),
-    (
-        "gpt_neox",
-        "persimmon",
-        "gptj",
-        "codegen",
-        "falcon",
-        "bloom",
-        "mpt",
-        "opt",
-        "gpt_bigcode",
-        "gpt_neo",
-        "biogpt",
-        "xglm",
-    ),
-    ("qwen3_moe", "qwen2_moe", "mixtral"),
-    (
-        *("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
-        *("afmoe", "solar_open", "mellum", "granitemoe_swa", "flint", "exaone_moe", "hy_v3"),
-    ),
-    ("phimoe",),
-    ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-    ("olmo_hybrid", "lfm2", "lfm2_moe"),
-    ("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
-    ("youtu", "minicpm3"),
-    ("gpt_oss",),
-    ("distilbert", "roberta", "xlm-roberta", "bert"),
-    (
-        *("camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert", "ernie", "electra"),
-        "albert",
-    ),
-    ("jina_embeddings_v3", "nomic_bert", "gte", "modernbert", "eurobert", "modernbert-decoder"),
-    ("deberta-v2",),
-    ("mpnet",),
-    ("umt5", "t5", "mt5"),
-    ("t5gemma",),
-    ("marian", "mbart", "bart", "mvp"),
-    ("plbart", "blenderbot", "pegasus", "m2m_100"),
-    (
-        *("bart-decoder", "mbart-decoder", "marian-decoder", "plbart-decoder", "blenderbot-decoder"),
-        *("pegasus-decoder", "mvp-decoder"),
-    ),
+ONE_STACK = (
+    *("bart-decoder", "mbart-decoder", "marian-decoder", "plbart-decoder", "blenderbot-decoder", "pegasus-decoder"),
+    "mvp-decoder",
 )
-"""Families, in groups: each is one row of docs/supported.md.
-
-On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
-"""
-MODEL_TYPES = {name: name.removesuffix("-decoder") for name in GROUPS[-1]}
+"""The decoders of encoder-decoders, whose `model_type` they have."""
+NAMES: tuple[str, ...] = (
+    *("qwen3", "qwen2", "llama", "mistral"),
+    *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
+    *("ministral", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4", "cohere", "cohere2"),
+    *("starcoder2", "nemotron", "jais2", "stablelm", "ernie4_5", "hyperclovax", "internlm3", "iquestcoder"),
+    *("granite_swa", "hunyuan_v1_dense", "apertus"),
+    "gpt2",
+    *("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode", "gpt_neo"),
+    *("biogpt", "xglm"),
+    *("qwen3_moe", "qwen2_moe", "mixtral"),
+    *("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
+    *("afmoe", "solar_open", "mellum", "granitemoe_swa", "flint", "exaone_moe", "hy_v3"),
+    "phimoe",
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    *("olmo_hybrid", "lfm2", "lfm2_moe"),
+    *("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
+    *("youtu", "minicpm3"),
+    "gpt_oss",
+    *("distilbert", "roberta", "xlm-roberta", "bert"),
+    *("camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert", "ernie", "electra"),
+    "albert",
+    *("jina_embeddings_v3", "nomic_bert", "gte", "modernbert", "eurobert", "modernbert-decoder"),
+    "deberta-v2",
+    "mpnet",
+    *("umt5", "t5", "mt5"),
+    "t5gemma",
+    *("marian", "mbart", "bart", "mvp"),
+    *("plbart", "blenderbot", "pegasus", "m2m_100"),
+    *ONE_STACK,
+)
+"""All official families. On the way out the first that can express a config is taken: it demands the most."""
+MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 """Families whose official `model_type` is not their name."""
 FORMER_TYPES = {"new": "gte"}
 """`model_type` of checkpoints that came with code of their own -> the family that reads them."""
@@ -117,13 +96,11 @@ FILES = {
     "mvp": "bart",
     "blenderbot": "bart",
     "pegasus": "marian",
-    **dict.fromkeys(GROUPS[-1], "bart_decoder"),
+    **dict.fromkeys(ONE_STACK, "bart_decoder"),
     **MORE_PRESETS,
 }
 """Family or preset -> its file, where that has another name."""
 
-NAMES = tuple(name for group in GROUPS for name in group)
-"""All official families."""
 PRESETS = (*(name for name in NAMES if name not in MODEL_TYPES), *MORE_PRESETS, *ARTICLES)
 """All presets."""
 

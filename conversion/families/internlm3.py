@@ -1,28 +1,26 @@
 """InternLM3 (Shanghai AI Laboratory, 2025) and IQuest-Coder (IQuest Lab, 2026): own configs, and Llama's classes."""
 
-from typing import Any
-
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
-SETTINGS: dict[str, Any] = {
-    "structure": LLAMA,
-    "fields": {"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
-}
-INTERNLM3 = DecoderFamily(
+FIELDS = {"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}
+INTERNLM3 = Family(
     "internlm3",
     "InternLM3Config",
-    "LlamaForCausalLM LlamaModel",
+    decoder_heads("LlamaForCausalLM LlamaModel"),
+    structure=LLAMA,
     fresh={**rotary(50_000_000.0), "norm_eps": 1e-5},
-    former_names={"InternLM3ForCausalLM": "LlamaForCausalLM", "InternLM3Model": "LlamaModel"},
-    **SETTINGS,
+    names=DecoderNames(former_classes={"InternLM3ForCausalLM": "LlamaForCausalLM", "InternLM3Model": "LlamaModel"}),
+    settings=DecoderSettings(fields=FIELDS),
 )
-IQUESTCODER = DecoderFamily(
+IQUESTCODER = Family(
     "iquestcoder",
     "IQuestCoderConfig",
-    "LlamaForCausalLM LlamaModel",
+    decoder_heads("LlamaForCausalLM LlamaModel"),
+    structure=LLAMA,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5},
-    former_names={"IQuestCoderForCausalLM": "LlamaForCausalLM", "IQuestCoderModel": "LlamaModel"},
-    unsupported={"clip_qkv": (None,), "use_sliding_window": (None, False)},
-    **SETTINGS,
+    names=DecoderNames(former_classes={"IQuestCoderForCausalLM": "LlamaForCausalLM", "IQuestCoderModel": "LlamaModel"}),
+    settings=DecoderSettings(fields=FIELDS, unsupported={"clip_qkv": (None,), "use_sliding_window": (None, False)}),
 )

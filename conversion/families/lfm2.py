@@ -5,9 +5,11 @@ from typing import Any
 from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
 from ..values import Computed, HeadDim, StatesByLayer
-from .decoder import ATTENTION, LLAMA, DecoderFamily
+from .base import Family
+from .decoder import ATTENTION, LLAMA, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .with_experts import FINE, ExpertsFamily, first_dense
+from .with_experts import FINE, ExpertNames, first_dense
 
 PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 ATTENTIONS = {name: name for name in ATTENTION if name != "self_attn.o_proj"} | {
@@ -64,38 +66,55 @@ class InFeedForward:
         return name.replace(".mlp.", ".feed_forward.")
 
 
+STRUCTURE = {**LLAMA, "qk_norm": True, "hidden_act": "silu"}
 BOTH: dict[str, Any] = {
-    "structure": {**LLAMA, "qk_norm": True, "hidden_act": "silu"},
     "outer": {"embed_tokens": "embed_tokens", "embedding_norm": "norm"},
+    "more_rules": convolution,
+}
+SETTINGS: dict[str, Any] = {
     "window": StatesByLayer("conv", ("conv_L_cache", "conv_bias")),
     "head_dim": HeadDim(always=False),
-    "more_rules": convolution,
     "reads_whole": False,
 }
-FIELDS = {"rms_norm_eps": None, "norm_eps": "norm_eps", "hidden_act": None, "attention_dropout": None}
+LACKING = ("rms_norm_eps", "hidden_act", "attention_dropout")
+FIELDS = {"norm_eps": "norm_eps"}
 FRESH = {**rotary(1_000_000.0), "layer_types": mostly_conv, "norm_eps": 1e-5, "tie_word_embeddings": True}
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "lfm2",
     "Lfm2Config",
-    "Lfm2ForCausalLM Lfm2Model",
+    decoder_heads("Lfm2ForCausalLM Lfm2Model"),
+    structure=STRUCTURE,
     fresh=FRESH,
-    layer={**ATTENTIONS, **{f"feed_forward.{theirs}": f"mlp.{ours}" for theirs, ours in PARTS.items()}},
-    fields={**FIELDS, "intermediate_size": None},
-    computed=[Computed(read_width, write_width)],
-    **BOTH,
+    names=DecoderNames(
+        layer={**ATTENTIONS, **{f"feed_forward.{theirs}": f"mlp.{ours}" for theirs, ours in PARTS.items()}},
+        **BOTH,
+    ),
+    settings=DecoderSettings(
+        usual=fields_without(*LACKING, "intermediate_size"),
+        fields=FIELDS,
+        computed=[Computed(read_width, write_width)],
+        **SETTINGS,
+    ),
 )
 NAMES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
-MOE = ExpertsFamily(
+MOE = Family(
     "lfm2_moe",
     "Lfm2MoeConfig",
-    "Lfm2MoeForCausalLM Lfm2MoeModel",
+    decoder_heads("Lfm2MoeForCausalLM Lfm2MoeModel"),
+    structure={**STRUCTURE, "router_score": "sigmoid"},
     fresh={**FRESH, **FINE, "router_selection_bias": True},
-    layer={**ATTENTIONS, **{f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in PARTS.items()}},
-    spellings=[InFeedForward()],
-    published=OneByOne(parts=("w1", "w3", "w2")),
-    bias_of_choice="expert_bias",
-    fields={**FIELDS, **{name: name for name in NAMES}, "use_expert_bias": "router_selection_bias"},
-    without_effect=("router_aux_loss_coef", "output_router_logits"),
-    computed=[first_dense("num_dense_layers")],
-    **{**BOTH, "structure": {**BOTH["structure"], "router_score": "sigmoid"}},
+    names=ExpertNames(
+        layer={**ATTENTIONS, **{f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in PARTS.items()}},
+        spellings=[InFeedForward()],
+        published=OneByOne(parts=("w1", "w3", "w2")),
+        bias_of_choice="expert_bias",
+        **BOTH,
+    ),
+    settings=DecoderSettings(
+        usual=fields_without(*LACKING),
+        fields={**FIELDS, **{name: name for name in NAMES}, "use_expert_bias": "router_selection_bias"},
+        without_effect=("router_aux_loss_coef", "output_router_logits"),
+        computed=[first_dense("num_dense_layers")],
+        **SETTINGS,
+    ),
 )

@@ -1,15 +1,20 @@
 """Llama (Touvron et al., 2023): `attention_bias` also covers the output projection."""
 
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "llama",
     "LlamaConfig",
-    "LlamaForCausalLM LlamaModel LlamaForSequenceClassification LlamaForTokenClassification LlamaForQuestionAnswering",
+    decoder_heads(
+        "LlamaForCausalLM LlamaModel LlamaForSequenceClassification "
+        "LlamaForTokenClassification LlamaForQuestionAnswering",
+        qa_root="transformer.",
+    ),
     structure=LLAMA,
     fresh=rotary(10_000.0),
-    qa_root="transformer.",
-    fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
-    former_names={"LLaMAForCausalLM": "LlamaForCausalLM", "LLaMAModel": "LlamaModel"},
+    names=DecoderNames(former_classes={"LLaMAForCausalLM": "LlamaForCausalLM", "LLaMAModel": "LlamaModel"}),
+    settings=DecoderSettings(fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}),
 )

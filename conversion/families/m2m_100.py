@@ -7,8 +7,10 @@ The official class counts the tokens that are not that one, so that no text can 
 from blockformer.files.errors import ConversionError
 
 from ..values import Computed, NotExpressible, token_or_none
-from .bart import BartFamily, bart_heads
+from .bart import FRESH, BartNames, bart_heads, bart_settings
+from .base import Family
 from .fresh import root_of_width
+from .oracle import Oracle
 from .original import STRUCTURE
 
 
@@ -25,20 +27,20 @@ def _write_offset(config, head):
     return {}
 
 
-FAMILY = BartFamily(
+FAMILY = Family(
     "m2m_100",
     "M2M100Config",
     bart_heads("M2M100ForConditionalGeneration M2M100Model"),
     structure={**STRUCTURE, "norm_placement": "pre", "position_type": "sinusoidal_inclusive"},
     fresh={
+        **FRESH,
         "vocab_size": 128112,
         "hidden_act": "relu",
         "embedding_scale": root_of_width,
         "lm_head_bias": False,
         "position_offset": 2,
     },
-    fixed={"classifier_dropout": None},
-    computed=[Computed(_read_offset, _write_offset)],
-    logits_bias=False,
-    padding_by_token=True,
+    names=BartNames(logits_bias=False),
+    settings=bart_settings(fixed={"classifier_dropout": None}, computed=[Computed(_read_offset, _write_offset)]),
+    oracle=Oracle(padding_by_token=True),
 )

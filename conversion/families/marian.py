@@ -6,13 +6,17 @@ Its positions are computed, all sines before all cosines; older checkpoints cont
 own vocabulary. Everything else is as in `bart.py`.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from .bart import BartFamily, bart_heads
+from .bart import FRESH, BartNames, bart_heads, bart_settings, with_table
+from .base import Family
 from .encoder_decoder import BOTH, LM_HEAD
 from .fresh import root_of_width
 from .head import Head
+from .oracle import Oracle
 from .original import FRESH as ORIGINAL_FRESH
 from .original import STRUCTURE
 
@@ -24,7 +28,8 @@ def sinusoid(positions: int, width: int) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :width]
 
 
-FAMILY = BartFamily(
+ORACLE = Oracle(prepared=partial(with_table, sinusoid))
+FAMILY = Family(
     "marian",
     "MarianConfig",
     [
@@ -33,6 +38,7 @@ FAMILY = BartFamily(
     ],
     structure={**STRUCTURE, "position_type": "sinusoidal_halves"},
     fresh={
+        **FRESH,
         **ORIGINAL_FRESH,
         "vocab_size": 58101,
         "hidden_act": "silu",
@@ -44,17 +50,19 @@ FAMILY = BartFamily(
         "eos_token_id": 0,
         "decoder_start_token_id": 58100,
     },
-    fixed={"classifier_dropout": None},
-    table=sinusoid,
-    own_vocabularies=True,
-    not_none=["decoder_start_token_id"],
+    names=BartNames(table=sinusoid, own_vocabularies=True),
+    settings=bart_settings(
+        fixed={"classifier_dropout": None}, own_vocabularies=True, not_none=["decoder_start_token_id"]
+    ),
+    oracle=ORACLE,
 )
-PEGASUS = BartFamily(
+PEGASUS = Family(
     "pegasus",
     "PegasusConfig",
     bart_heads("PegasusForConditionalGeneration PegasusModel"),
     structure={**STRUCTURE, "norm_placement": "pre", "position_type": "sinusoidal_halves"},
     fresh={
+        **FRESH,
         "vocab_size": 96103,
         "num_hidden_layers": 16,
         "hidden_act": "relu",
@@ -64,6 +72,7 @@ PEGASUS = BartFamily(
         "eos_token_id": 1,
         "decoder_start_token_id": 0,
     },
-    fixed={"classifier_dropout": None},
-    table=sinusoid,
+    names=BartNames(table=sinusoid),
+    settings=bart_settings(fixed={"classifier_dropout": None}),
+    oracle=ORACLE,
 )

@@ -1,12 +1,13 @@
 """Megatron's BERT (Shoeybi et al., 2019): norms before the sub-layers, none on the embeddings."""
 
 from ..values import TOKEN_TYPES
-from .bert import FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, STRUCTURE
-from .bert_like import BertLikeFamily
+from .base import Family
+from .bert import FIELDS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, POSITIONS, STRUCTURE
+from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import standard_heads
 from .roberta import norms_before
 
-FAMILY = BertLikeFamily(
+FAMILY = Family(
     "megatron-bert",
     "MegatronBertConfig",
     standard_heads(
@@ -18,13 +19,15 @@ FAMILY = BertLikeFamily(
     ),
     structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False},
     fresh={**FRESH, "vocab_size": 29056, "pooler_act": "tanh"},
-    root="bert.",
-    **{
-        **NAMES,
-        "modules": norms_before("attention.ln", "crossattention.ln", "ln"),
-        "fields": {**NAMES["fields"], "classifier_dropout": None},
-    },
-    language_model=LANGUAGE_MODEL,
-    computed=[TOKEN_TYPES],
-    stack={"encoder.ln": "norm"},
+    names=EncoderNames(
+        root="bert.",
+        **{**NAMES, "modules": norms_before("attention.ln", "crossattention.ln", "ln")},
+        stack={"encoder.ln": "norm"},
+        language_model=LANGUAGE_MODEL,
+    ),
+    settings=EncoderSettings(
+        fields={theirs: ours for theirs, ours in FIELDS.items() if ours != "classifier_dropout"},
+        positions=POSITIONS,
+        computed=[TOKEN_TYPES],
+    ),
 )

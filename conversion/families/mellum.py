@@ -4,24 +4,27 @@ Checkpoints may hold a layer that predicts one token more.
 """
 
 from ..values import RopeByLayerType, WindowByLayer
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import by_type, every, rotary
-from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
+from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "mellum",
     "MellumConfig",
-    "MellumForCausalLM MellumModel",
+    decoder_heads("MellumForCausalLM MellumModel"),
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(500_000.0), **every(4, 1024), **by_type(500_000.0, 10_000.0), **FINE},
-    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    outside=["mtp.*"],
-    fields={
-        **ROUTER_FIELDS,
-        **{name: name for name in ("num_experts", "moe_intermediate_size", "mlp_layer_types")},
-        "attention_bias": ALL_ATTENTION_BIASES,
-    },
-    rope=RopeByLayerType(by_part=True),
-    window=WindowByLayer(by_flag=False),
-    unsupported=dict.fromkeys(("rope_theta", "rope_scaling"), (None,)),
+    names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, outside=["mtp.*"]),
+    settings=DecoderSettings(
+        fields={
+            **ROUTER_FIELDS,
+            **{name: name for name in ("num_experts", "moe_intermediate_size", "mlp_layer_types")},
+            "attention_bias": ALL_ATTENTION_BIASES,
+        },
+        rope=RopeByLayerType(by_part=True),
+        window=WindowByLayer(by_flag=False),
+        unsupported=dict.fromkeys(("rope_theta", "rope_scaling"), (None,)),
+    ),
 )

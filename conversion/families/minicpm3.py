@@ -8,8 +8,10 @@ import math
 from functools import partial
 
 from ..values import Computed, Factor, roundest
-from .decoder import LLAMA, DecoderFamily
-from .deepseek import LATENT_FIELDS, LATENTS, attention_rules
+from .base import Family
+from .decoder import LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
+from .deepseek import LATENT_FIELDS, LATENT_NAMES, LATENT_SETTINGS, attention_rules
 from .fresh import rotary
 
 
@@ -33,10 +35,10 @@ def write_factors(config, head):
     }
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "minicpm3",
     "MiniCPM3Config",
-    "MiniCPM3ForCausalLM MiniCPM3Model MiniCPM3ForSequenceClassification",
+    decoder_heads("MiniCPM3ForCausalLM MiniCPM3Model MiniCPM3ForSequenceClassification"),
     structure={**LLAMA, "latent_norm_eps": 1e-6},
     fresh={
         **rotary(10_000.0, 0.5),
@@ -48,7 +50,10 @@ FAMILY = DecoderFamily(
         "logit_scale": lambda settings: 256 / settings["hidden_size"],
         "tie_word_embeddings": True,
     },
-    fields={**LATENT_FIELDS, "mlp_bias": "mlp_bias"},
-    computed=[Factor("scale_emb", "embedding_scale"), Computed(read_factors, write_factors)],
-    **{**LATENTS, "more_rules": partial(attention_rules, pairs=False)},
+    names=DecoderNames(**{**LATENT_NAMES, "more_rules": partial(attention_rules, pairs=False)}),
+    settings=DecoderSettings(
+        fields={**LATENT_FIELDS, "mlp_bias": "mlp_bias"},
+        computed=[Factor("scale_emb", "embedding_scale"), Computed(read_factors, write_factors)],
+        **LATENT_SETTINGS,
+    ),
 )

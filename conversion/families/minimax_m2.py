@@ -2,25 +2,31 @@
 
 from ..storage.experts import OneByOne
 from ..values import Rope
-from .decoder import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM
+from .base import Family
+from .decoder import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .with_experts import FINE, ROUTER_FIELDS, SIGMOID_ROUTER, ExpertsFamily
+from .with_experts import FINE, ROUTER_FIELDS, SIGMOID_ROUTER, ExpertNames
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "minimax_m2",
     "MiniMaxM2Config",
-    "MiniMaxM2ForCausalLM MiniMaxM2Model",
+    decoder_heads("MiniMaxM2ForCausalLM MiniMaxM2Model"),
     structure={**LLAMA, "qk_norm": "projection", **SIGMOID_ROUTER},
     fresh={**rotary(5_000_000.0, 0.5), **FINE},
-    layer={**ATTENTION, **NORMS, **Q_AND_K_NORM},
-    published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2")),
-    bias_of_choice="e_score_correction_bias",
-    fields={
-        **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
-        "num_local_experts": "num_experts",
-        "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-    },
-    rope=Rope(by_part=True),
-    unsupported={"router_jitter_noise": (0, 0.0, None)},
-    extra_fields=["partial_rotary_factor", "rotary_dim"],
+    names=ExpertNames(
+        layer={**ATTENTION, **NORMS, **Q_AND_K_NORM},
+        published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2")),
+        bias_of_choice="e_score_correction_bias",
+    ),
+    settings=DecoderSettings(
+        fields={
+            **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
+            "num_local_experts": "num_experts",
+            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+        },
+        rope=Rope(by_part=True),
+        unsupported={"router_jitter_noise": (0, 0.0, None)},
+        extra_fields=["partial_rotary_factor", "rotary_dim"],
+    ),
 )

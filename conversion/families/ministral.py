@@ -1,25 +1,30 @@
 """Ministral (2024) and CWM (Copet et al., 2025): Llama with windows in some of the layers."""
 
 from ..values import WindowByLayer
-from .decoder import LLAMA, DecoderFamily
+from .base import Family
+from .decoder import LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import every, rotary
 
-MINISTRAL = DecoderFamily(
+MINISTRAL = Family(
     "ministral",
     "MinistralConfig",
-    "MinistralForCausalLM MinistralModel MinistralForSequenceClassification "
-    "MinistralForTokenClassification MinistralForQuestionAnswering",
+    decoder_heads(
+        "MinistralForCausalLM MinistralModel MinistralForSequenceClassification "
+        "MinistralForTokenClassification MinistralForQuestionAnswering",
+        qa_root="transformer.",
+    ),
     structure=LLAMA,
     fresh={**rotary(10_000.0), **every(4, 4096)},
-    qa_root="transformer.",
-    window=WindowByLayer(by_flag=False),
+    names=DecoderNames(),
+    settings=DecoderSettings(window=WindowByLayer(by_flag=False)),
 )
-CWM = DecoderFamily(
+CWM = Family(
     "cwm",
     "CwmConfig",
-    "CwmForCausalLM CwmModel",
+    decoder_heads("CwmForCausalLM CwmModel"),
     structure=LLAMA,
     fresh={**rotary(1_000_000.0), **every(4, 8192), "norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2},
-    window=WindowByLayer(by_flag=False),
-    unsupported={"mlp_bias": (None, False)},
+    names=DecoderNames(),
+    settings=DecoderSettings(window=WindowByLayer(by_flag=False), unsupported={"mlp_bias": (None, False)}),
 )

@@ -1,16 +1,21 @@
 """Mistral (Jiang et al., 2023): no biases, one sliding window for every layer."""
 
 from ..values import WindowEverywhere
-from .decoder import LLAMA, DecoderFamily
+from .base import Family
+from .decoder import LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "mistral",
     "MistralConfig",
-    "MistralForCausalLM MistralModel MistralForSequenceClassification "
-    "MistralForTokenClassification MistralForQuestionAnswering",
+    decoder_heads(
+        "MistralForCausalLM MistralModel MistralForSequenceClassification "
+        "MistralForTokenClassification MistralForQuestionAnswering",
+        qa_root="model.",
+    ),
     structure=LLAMA,
     fresh={**rotary(10_000.0), "sliding_window": 4096},
-    window=WindowEverywhere(),
-    qa_root="model.",
+    names=DecoderNames(),
+    settings=DecoderSettings(window=WindowEverywhere()),
 )

@@ -2,24 +2,30 @@
 
 from ..storage.experts import OneByOne
 from ..values import WindowEverywhere
-from .decoder import LLAMA
+from .base import Family
+from .decoder import LLAMA, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .with_experts import ROUTER_FIELDS, ExpertsFamily
+from .with_experts import ROUTER_FIELDS, ExpertNames
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "mixtral",
     "MixtralConfig",
-    "MixtralForCausalLM MixtralModel MixtralForSequenceClassification "
-    "MixtralForTokenClassification MixtralForQuestionAnswering",
+    decoder_heads(
+        "MixtralForCausalLM MixtralModel MixtralForSequenceClassification "
+        "MixtralForTokenClassification MixtralForQuestionAnswering",
+        qa_root="model.",
+    ),
     structure=LLAMA,
     fresh={**rotary(1_000_000.0), "num_experts": 8},
-    published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2")),
-    fields={
-        **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
-        "num_local_experts": "num_experts",
-        "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-    },
-    unsupported={"router_jitter_noise": (0, 0.0, None)},
-    window=WindowEverywhere(),
-    qa_root="model.",
+    names=ExpertNames(published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"))),
+    settings=DecoderSettings(
+        fields={
+            **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
+            "num_local_experts": "num_experts",
+            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+        },
+        unsupported={"router_jitter_noise": (0, 0.0, None)},
+        window=WindowEverywhere(),
+    ),
 )

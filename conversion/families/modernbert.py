@@ -10,8 +10,9 @@ from typing import Any
 from blockformer.files.errors import ConversionError, shown
 
 from ..values import Computed, RopeByLayerType
-from .bert_like import BertLikeFamily
-from .decoder import LLAMA, QKV, DecoderFamily
+from .base import Family
+from .bert_like import EncoderNames, EncoderSettings
+from .decoder import LLAMA, QKV, DecoderNames, DecoderSettings, fields_without
 from .encoder_decoder import HeadDropout
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
 from .fresh import all_but, by_type
@@ -105,7 +106,7 @@ TRANSFORM = {"head.dense": "classifier_transform.dense", "head.norm": "classifie
 SCORE = {**TRANSFORM, "classifier": "score"}
 
 
-ENCODER = BertLikeFamily(
+ENCODER = Family(
     "modernbert",
     "ModernBertConfig",
     [
@@ -124,31 +125,35 @@ ENCODER = BertLikeFamily(
     ],
     structure=STRUCTURE,
     fresh={**FRESH, "pooling": "mean"},
-    root="model.",
-    embeddings={"embeddings.tok_embeddings": "embed_tokens"},
-    layer="layers.{layer}.",
-    modules={**OUTPUTS, **NORMS},
-    fused={"attn.Wqkv": QKV, **WI},
-    stack=STACK,
-    language_model=LanguageModelNames(
-        dense="head.dense", norm="head.norm", weight="decoder.weight", bias="decoder.bias"
+    names=EncoderNames(
+        root="model.",
+        embeddings={"embeddings.tok_embeddings": "embed_tokens"},
+        layer="layers.{layer}.",
+        modules={**OUTPUTS, **NORMS},
+        fused={"attn.Wqkv": QKV, **WI},
+        stack=STACK,
+        language_model=LanguageModelNames(
+            dense="head.dense", norm="head.norm", weight="decoder.weight", bias="decoder.bias"
+        ),
     ),
-    fields={
-        **{name: name for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")},
-        "max_position_embeddings": "max_position_embeddings",
-        **FIELDS,
-    },
-    positions=RopeByLayerType(),
-    computed=[
-        Window(),
-        ACTIVATION,
-        HeadDropout(),
-        Computed(lambda official: {"pooling": POOLING[official.config.classifier_pooling]}, _write_pooling),
-    ],
+    settings=EncoderSettings(
+        fields={
+            **{name: name for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")},
+            "max_position_embeddings": "max_position_embeddings",
+            **FIELDS,
+        },
+        positions=RopeByLayerType(),
+        computed=[
+            Window(),
+            ACTIVATION,
+            HeadDropout(),
+            Computed(lambda official: {"pooling": POOLING[official.config.classifier_pooling]}, _write_pooling),
+        ],
+    ),
 )
 
 
-DECODER = DecoderFamily(
+DECODER = Family(
     "modernbert-decoder",
     "ModernBertDecoderConfig",
     [
@@ -169,18 +174,23 @@ DECODER = DecoderFamily(
     ],
     structure=STRUCTURE,
     fresh=FRESH,
-    layer={
-        "attn.q_proj": "self_attn.q_proj",
-        "attn.k_proj": "self_attn.k_proj",
-        "attn.v_proj": "self_attn.v_proj",
-        **OUTPUTS,
-        **NORMS,
-        **WI,
-    },
-    outer={"embeddings.tok_embeddings": "embed_tokens", **STACK},
-    fields={"hidden_act": None, "num_key_value_heads": None, "rms_norm_eps": None, **FIELDS},
-    rope=RopeByLayerType(),
-    window=Window(),
-    computed=[ACTIVATION, HeadDropout()],
-    unsupported={"classifier_bias": (False,)},
+    names=DecoderNames(
+        layer={
+            "attn.q_proj": "self_attn.q_proj",
+            "attn.k_proj": "self_attn.k_proj",
+            "attn.v_proj": "self_attn.v_proj",
+            **OUTPUTS,
+            **NORMS,
+            **WI,
+        },
+        outer={"embeddings.tok_embeddings": "embed_tokens", **STACK},
+    ),
+    settings=DecoderSettings(
+        usual=fields_without("hidden_act", "num_key_value_heads", "rms_norm_eps"),
+        fields={**FIELDS},
+        rope=RopeByLayerType(),
+        window=Window(),
+        computed=[ACTIVATION, HeadDropout()],
+        unsupported={"classifier_bias": (False,)},
+    ),
 )

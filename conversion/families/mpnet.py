@@ -6,8 +6,9 @@ The official class has the padding token 1, 32 buckets and `gelu` in its head, w
 from blockformer.files.errors import ConversionError
 
 from ..values import Computed, NotExpressible
-from .bert import EMBEDDINGS, NAMES, STRUCTURE
-from .bert_like import BertLikeFamily
+from .base import Family
+from .bert import EMBEDDINGS, FIELDS, NAMES, STRUCTURE
+from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import ROBERTA_ROWS, standard_heads
 from .roberta import FRESH, GELU_HEAD, LANGUAGE_MODEL
 
@@ -33,7 +34,7 @@ def _write_positions(config, head):
     }
 
 
-FAMILY = BertLikeFamily(
+FAMILY = Family(
     "mpnet",
     "MPNetConfig",
     standard_heads(
@@ -43,24 +44,26 @@ FAMILY = BertLikeFamily(
     ),
     structure={**STRUCTURE, "position_type": "learned_relative_bias", "type_vocab_size": 0},
     fresh={**FRESH, "type_vocab_size": 0, "vocab_size": 30527},
-    root="mpnet.",
-    embeddings={
-        **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_token_types"},
-        "encoder.relative_attention_bias": "relative_bias.embedding",
-    },
-    layer=NAMES["layer"],
-    modules={
-        "attention.attn.q": "self_attn.q_proj",
-        "attention.attn.k": "self_attn.k_proj",
-        "attention.attn.v": "self_attn.v_proj",
-        "attention.attn.o": "self_attn.o_proj",
-        "attention.LayerNorm": "self_attn_post_norm",
-        **{theirs: ours for theirs, ours in NAMES["modules"].items() if ours.startswith("mlp")},
-    },
-    language_model=LANGUAGE_MODEL,
-    fields={
-        theirs: ours for theirs, ours in NAMES["fields"].items() if ours not in ("use_cache", "classifier_dropout")
-    },
-    positions=Computed(_read_positions, _write_positions),
-    computed=[GELU_HEAD],
+    names=EncoderNames(
+        root="mpnet.",
+        embeddings={
+            **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_token_types"},
+            "encoder.relative_attention_bias": "relative_bias.embedding",
+        },
+        layer=NAMES["layer"],
+        modules={
+            "attention.attn.q": "self_attn.q_proj",
+            "attention.attn.k": "self_attn.k_proj",
+            "attention.attn.v": "self_attn.v_proj",
+            "attention.attn.o": "self_attn.o_proj",
+            "attention.LayerNorm": "self_attn_post_norm",
+            **{theirs: ours for theirs, ours in NAMES["modules"].items() if ours.startswith("mlp")},
+        },
+        language_model=LANGUAGE_MODEL,
+    ),
+    settings=EncoderSettings(
+        fields={theirs: ours for theirs, ours in FIELDS.items() if ours not in ("use_cache", "classifier_dropout")},
+        positions=Computed(_read_positions, _write_positions),
+        computed=[GELU_HEAD],
+    ),
 )

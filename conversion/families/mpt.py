@@ -3,7 +3,9 @@
 from blockformer.files.errors import ConversionError, listed, shown
 
 from ..values import Computed, HeadDim, InnerSize
-from .decoder import ALL_BIASES, GPT, QKV, DecoderFamily
+from .base import Family
+from .decoder import ALL_BIASES, GPT, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import four_widths
 
 ATTENTION = {"attn_pdrop": "attention_dropout", "softmax_scale": "attention_scale", "clip_qkv": "clip_qkv"}
@@ -43,10 +45,14 @@ def write_attention(config, head):
     return {"attn_config": {**written, **USUAL}}
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "mpt",
     "MptConfig",
-    "MptForCausalLM MptModel MptForSequenceClassification MptForTokenClassification MptForQuestionAnswering",
+    decoder_heads(
+        "MptForCausalLM MptModel MptForSequenceClassification MptForTokenClassification MptForQuestionAnswering",
+        "transformer.",
+        token_head="classifier",
+    ),
     structure={
         **GPT,
         **dict.fromkeys(ALL_BIASES, False),
@@ -54,33 +60,48 @@ FAMILY = DecoderFamily(
         "position_type": "alibi",
         "hidden_act": "gelu",
     },
-    reads_whole=False,
     fresh={"intermediate_size": four_widths, "norm_eps": 1e-5, "tie_word_embeddings": True},
-    layer={
-        "norm_1": "self_attn_pre_norm",
-        "attn.Wqkv": QKV,
-        "attn.out_proj": "self_attn.o_proj",
-        "norm_2": "mlp_pre_norm",
-        "ffn.up_proj": "mlp.up_proj",
-        "ffn.down_proj": "mlp.down_proj",
-    },
-    outer={"wte": "embed_tokens", "norm_f": "norm"},
-    root="transformer.",
-    layers="blocks.{layer}.",
-    token_head="classifier",
-    fields={
-        **dict.fromkeys("num_key_value_heads intermediate_size hidden_act attention_dropout".split()),
-        **dict.fromkeys("hidden_size num_hidden_layers num_attention_heads max_position_embeddings".split()),
-        "rms_norm_eps": None,
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "max_seq_len": "max_position_embeddings",
-        "layer_norm_epsilon": "norm_eps",
-    },
-    rope=None,
-    head_dim=HeadDim(always=False),
-    computed=[InnerSize(), Computed(read_attention, write_attention)],
-    former_names={"MPTForCausalLM": "MptForCausalLM", "MPTModel": "MptModel"},
-    unsupported={"no_bias": (True,), "logit_scale": (None,), "embedding_fraction": (1, 1.0), "expansion_ratio": (4,)},
+    names=DecoderNames(
+        layer={
+            "norm_1": "self_attn_pre_norm",
+            "attn.Wqkv": QKV,
+            "attn.out_proj": "self_attn.o_proj",
+            "norm_2": "mlp_pre_norm",
+            "ffn.up_proj": "mlp.up_proj",
+            "ffn.down_proj": "mlp.down_proj",
+        },
+        outer={"wte": "embed_tokens", "norm_f": "norm"},
+        layers="blocks.{layer}.",
+        former_classes={"MPTForCausalLM": "MptForCausalLM", "MPTModel": "MptModel"},
+    ),
+    settings=DecoderSettings(
+        reads_whole=False,
+        usual=fields_without(
+            "num_key_value_heads",
+            "intermediate_size",
+            "hidden_act",
+            "attention_dropout",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_position_embeddings",
+            "rms_norm_eps",
+        ),
+        fields={
+            "d_model": "hidden_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "max_seq_len": "max_position_embeddings",
+            "layer_norm_epsilon": "norm_eps",
+        },
+        rope=None,
+        head_dim=HeadDim(always=False),
+        computed=[InnerSize(), Computed(read_attention, write_attention)],
+        unsupported={
+            "no_bias": (True,),
+            "logit_scale": (None,),
+            "embedding_fraction": (1, 1.0),
+            "expansion_ratio": (4,),
+        },
+    ),
 )

@@ -5,41 +5,51 @@ one on all queries and on all keys; OLMo 3 has windows, too.
 """
 
 from ..values import HeadDim, RopeByLayerType, WindowByLayer
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, DecoderFamily
+from .base import Family
+from .decoder import (
+    ALL_ATTENTION_BIASES,
+    ATTENTION,
+    LLAMA,
+    MLP,
+    OUTPUT_NORMS,
+    Q_AND_K_NORM,
+    DecoderNames,
+    DecoderSettings,
+    fields_without,
+)
+from .decoder_heads import decoder_heads
 from .fresh import by_type, every, rotary
 
 STRUCTURE = {**LLAMA, "norm_placement": "output", "qk_norm": "projection"}
 BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
-OLMO = DecoderFamily(
+OLMO = Family(
     "olmo",
     "OlmoConfig",
-    "OlmoForCausalLM OlmoModel OlmoForSequenceClassification",
+    decoder_heads("OlmoForCausalLM OlmoModel OlmoForSequenceClassification"),
     structure={**LLAMA, "norm_type": "layer_norm", "norm_weight": "none", "norm_bias": False, "norm_eps": 1e-5},
     fresh={**rotary(10_000.0), "clip_qkv": 8.0},
-    layer={**ATTENTION, **MLP},
-    outer={"embed_tokens": "embed_tokens"},
-    fields={**BIASES, "rms_norm_eps": None, "clip_qkv": "clip_qkv"},
-    head_dim=HeadDim(always=False),
+    names=DecoderNames(layer={**ATTENTION, **MLP}, outer={"embed_tokens": "embed_tokens"}),
+    settings=DecoderSettings(
+        usual=fields_without("rms_norm_eps"), fields={**BIASES, "clip_qkv": "clip_qkv"}, head_dim=HeadDim(always=False)
+    ),
 )
-OLMO2 = DecoderFamily(
+OLMO2 = Family(
     "olmo2",
     "Olmo2Config",
-    "Olmo2ForCausalLM Olmo2Model Olmo2ForSequenceClassification",
+    decoder_heads("Olmo2ForCausalLM Olmo2Model Olmo2ForSequenceClassification"),
     structure=STRUCTURE,
     fresh=rotary(500_000.0),
-    layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM},
-    fields=BIASES,
-    head_dim=HeadDim(always=False),
+    names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
+    settings=DecoderSettings(fields=BIASES, head_dim=HeadDim(always=False)),
 )
-OLMO3 = DecoderFamily(
+OLMO3 = Family(
     "olmo3",
     "Olmo3Config",
-    "Olmo3ForCausalLM Olmo3Model Olmo3ForSequenceClassification",
+    decoder_heads("Olmo3ForCausalLM Olmo3Model Olmo3ForSequenceClassification"),
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},
-    layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM},
-    fields=BIASES,
-    rope=RopeByLayerType(),
-    window=WindowByLayer(by_flag=False),
-    head_dim=HeadDim(always=False),
+    names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
+    settings=DecoderSettings(
+        fields=BIASES, rope=RopeByLayerType(), window=WindowByLayer(by_flag=False), head_dim=HeadDim(always=False)
+    ),
 )

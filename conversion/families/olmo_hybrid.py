@@ -4,7 +4,7 @@ Released checkpoints have no positions: states know the order. Their norms and c
 the official class, and what the class writes differs from both.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transformers import PretrainedConfig
 
@@ -12,7 +12,9 @@ from ..rules.operations import Reversed, Split
 from ..rules.table import Rule, module_rules
 from ..values import HeadDim, Rope, StatesByLayer
 from ..values.states import SIZES
-from .decoder import ATTENTION, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM, DecoderFamily
+from .base import Family
+from .decoder import ATTENTION, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .olmo import BIASES, STRUCTURE
 from .qwen3_next import every_fourth, sizes_of
@@ -51,26 +53,27 @@ class RopeOrNone(Rope):
         return super().write(config, head)
 
 
-class HybridFamily(DecoderFamily):
-    """A decoder whose layers have norms of one name in other places, by their type."""
+@dataclass(kw_only=True, eq=False)
+class HybridNames(DecoderNames):
+    """The names of a decoder whose layers have norms of one name in other places, by their type."""
 
     own_traits = frozenset({PUBLISHED})
 
     def variant_of(self, official, names=None, read=None):
-        """See `Family.variant_of`."""
+        """See `Names.variant_of`."""
         variant = super().variant_of(official, names, read)
         if any(name.endswith(".post_attention_layernorm.weight") for name in names or ()):
             return replace(variant, traits=variant.traits | {PUBLISHED})
         return variant
 
     def variant_for(self, config, earlier=None):
-        """See `Family.variant_for`."""
+        """See `Names.variant_for`."""
         variant = super().variant_for(config, earlier)
         kept = earlier.traits & {PUBLISHED} if earlier is not None and earlier.head == variant.head else frozenset()
         return replace(variant, traits=variant.traits | kept)
 
     def storage(self, variant, config):
-        """See `Family.storage`."""
+        """See `Names.storage`."""
         root, (keys, values, _) = self.head(variant).root, sizes_of(config)
         is_published, whole = PUBLISHED in variant.traits, 2 * keys + values
         third = -(-whole // 3)
@@ -85,7 +88,7 @@ class HybridFamily(DecoderFamily):
         return rules
 
     def stack_rules(self, config: PretrainedConfig):
-        """See `DecoderFamily.stack_rules`."""
+        """See `DecoderNames.stack_rules`."""
         rules = super().stack_rules(config)
         for index, kind in enumerate(config.layer_types):
             layer = f"layers.{index}."
@@ -100,10 +103,10 @@ def rules_of_states(config: PretrainedConfig) -> list[Rule]:
     return [*module_rules(modules), *(Rule(f"linear_attn.{name}", f"self_attn.{name}") for name in SAME)]
 
 
-FAMILY = HybridFamily(
+FAMILY = Family(
     "olmo_hybrid",
     "OlmoHybridConfig",
-    "OlmoHybridForCausalLM OlmoHybridModel",
+    decoder_heads("OlmoHybridForCausalLM OlmoHybridModel"),
     structure={**STRUCTURE, "linear_norm_placement": "pre", "linear_norm_eps": 1e-5},
     fresh={
         **rotary(500_000.0),
@@ -112,11 +115,12 @@ FAMILY = HybridFamily(
         "layer_types": every_fourth,
         "linear_allow_neg_eigval": True,
     },
-    layer={**ATTENTION, **MLP, **Q_AND_K_NORM},
-    fields=BIASES,
-    rope=RopeOrNone(),
-    window=StatesByLayer(names=(*SIZES, "linear_allow_neg_eigval")),
-    head_dim=HeadDim(always=False),
-    more_rules=rules_of_states,
-    reads_whole=False,
+    names=HybridNames(layer={**ATTENTION, **MLP, **Q_AND_K_NORM}, more_rules=rules_of_states),
+    settings=DecoderSettings(
+        fields=BIASES,
+        rope=RopeOrNone(),
+        window=StatesByLayer(names=(*SIZES, "linear_allow_neg_eigval")),
+        head_dim=HeadDim(always=False),
+        reads_whole=False,
+    ),
 )

@@ -1,8 +1,10 @@
 """OLMoE (Muennighoff et al., 2024) and FlexOlmo (Shi et al., 2025): OLMo with experts in every layer."""
 
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
+from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
 
 FIELDS = {
     **ROUTER_FIELDS,
@@ -11,22 +13,21 @@ FIELDS = {
     "attention_bias": ALL_ATTENTION_BIASES,
 }
 
-OLMOE = ExpertsFamily(
+OLMOE = Family(
     "olmoe",
     "OlmoeConfig",
-    "OlmoeForCausalLM OlmoeModel",
+    decoder_heads("OlmoeForCausalLM OlmoeModel"),
     structure={**LLAMA, "qk_norm": "projection"},
     fresh={**rotary(10_000.0), **FINE, "norm_topk_prob": False},
-    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    fields=FIELDS,
-    unsupported={"clip_qkv": (None,)},
+    names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
+    settings=DecoderSettings(fields=FIELDS, unsupported={"clip_qkv": (None,)}),
 )
-FLEX_OLMO = ExpertsFamily(
+FLEX_OLMO = Family(
     "flex_olmo",
     "FlexOlmoConfig",
-    "FlexOlmoForCausalLM FlexOlmoModel",
+    decoder_heads("FlexOlmoForCausalLM FlexOlmoModel"),
     structure={**LLAMA, "norm_placement": "output", "qk_norm": "projection"},
     fresh={**rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},
-    layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM},
-    fields=FIELDS,
+    names=ExpertNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
+    settings=DecoderSettings(fields=FIELDS),
 )

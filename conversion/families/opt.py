@@ -5,7 +5,9 @@ In the model of 350 million parameters, token vectors are half as wide as the st
 
 from ..rules.table import module_rules
 from ..values import Computed, HeadDim, NotExpressible
-from .decoder import ALL_BIASES, GPT, QKV, DecoderFamily
+from .base import Family
+from .decoder import ALL_BIASES, GPT, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 
 
 def read_norms(official):
@@ -49,38 +51,46 @@ def norm_rules(config):
     return module_rules({"self_attn_layer_norm": f"self_attn_{slot}_norm", "final_layer_norm": f"mlp_{slot}_norm"})
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "opt",
     "OPTConfig",
-    "OPTForCausalLM OPTModel OPTForSequenceClassification OPTForQuestionAnswering",
+    decoder_heads(
+        "OPTForCausalLM OPTModel OPTForSequenceClassification OPTForQuestionAnswering",
+        "model.decoder.",
+        bare_root="decoder.",
+    ),
     structure={**GPT, "position_type": "learned", "position_offset": 2, "norm_eps": 1e-5},
     fresh={"hidden_act": "relu", "tie_word_embeddings": True},
-    layer={
-        **{name: name for name in QKV},
-        "self_attn.out_proj": "self_attn.o_proj",
-        "fc1": "mlp.up_proj",
-        "fc2": "mlp.down_proj",
-    },
-    more_rules=norm_rules,
-    outer={
-        "embed_tokens": "embed_tokens",
-        "embed_positions": "embed_positions",
-        "project_in": "token_projection",
-        "project_out": "final_projection",
-        "final_layer_norm": "norm",
-    },
-    root="model.decoder.",
-    bare_root="decoder.",
-    fields={
-        **dict.fromkeys("num_key_value_heads intermediate_size hidden_act initializer_range rms_norm_eps".split()),
-        "ffn_dim": "intermediate_size",
-        "activation_function": "hidden_act",
-        "dropout": "hidden_dropout",
-        "init_std": "initializer_range",
-        "enable_bias": ALL_BIASES,
-    },
-    rope=None,
-    head_dim=HeadDim(always=False),
-    computed=[Computed(read_norms, write_norms), Computed(read_width, write_width)],
-    training_only=["layerdrop"],
+    names=DecoderNames(
+        layer={
+            **{name: name for name in QKV},
+            "self_attn.out_proj": "self_attn.o_proj",
+            "fc1": "mlp.up_proj",
+            "fc2": "mlp.down_proj",
+        },
+        more_rules=norm_rules,
+        outer={
+            "embed_tokens": "embed_tokens",
+            "embed_positions": "embed_positions",
+            "project_in": "token_projection",
+            "project_out": "final_projection",
+            "final_layer_norm": "norm",
+        },
+    ),
+    settings=DecoderSettings(
+        usual=fields_without(
+            "num_key_value_heads", "intermediate_size", "hidden_act", "initializer_range", "rms_norm_eps"
+        ),
+        fields={
+            "ffn_dim": "intermediate_size",
+            "activation_function": "hidden_act",
+            "dropout": "hidden_dropout",
+            "init_std": "initializer_range",
+            "enable_bias": ALL_BIASES,
+        },
+        rope=None,
+        head_dim=HeadDim(always=False),
+        computed=[Computed(read_norms, write_norms), Computed(read_width, write_width)],
+        training_only=["layerdrop"],
+    ),
 )

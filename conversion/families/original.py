@@ -2,7 +2,7 @@
 
 from .decoder import BIASES
 from .fresh import root_of_width
-from .translation import Preset
+from .preset import Preset
 
 STRUCTURE = {
     "norm_type": "layer_norm",

@@ -1,30 +1,39 @@
 """Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns."""
 
 from ..values import Flag, HeadDim, Rope
-from .decoder import LAYER_NORM, NORMS, QKV, ROTARY_GPT, DecoderFamily
+from .base import Family
+from .decoder import NORMS, QKV, ROTARY_GPT, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .gpt_neox import by_head
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "persimmon",
     "PersimmonConfig",
-    "PersimmonForCausalLM PersimmonModel PersimmonForSequenceClassification PersimmonForTokenClassification",
+    decoder_heads(
+        "PersimmonForCausalLM PersimmonModel PersimmonForSequenceClassification PersimmonForTokenClassification"
+    ),
     structure=ROTARY_GPT,
     fresh={**rotary(25_000.0, 0.5), "hidden_act": "relu2", "qk_norm": True, "norm_eps": 1e-5},
-    layer={
-        "self_attn.query_key_value": QKV,
-        "self_attn.dense": "self_attn.o_proj",
-        "self_attn.q_layernorm": "self_attn.q_norm",
-        "self_attn.k_layernorm": "self_attn.k_norm",
-        "mlp.dense_h_to_4h": "mlp.up_proj",
-        "mlp.dense_4h_to_h": "mlp.down_proj",
-        **NORMS,
-    },
-    outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
-    split=by_head,
-    fields={**LAYER_NORM, "num_key_value_heads": None, "hidden_dropout": "hidden_dropout"},
-    rope=Rope(by_part=True),
-    head_dim=HeadDim(always=False),
-    computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
-    extra_fields=["partial_rotary_factor"],
+    names=DecoderNames(
+        layer={
+            "self_attn.query_key_value": QKV,
+            "self_attn.dense": "self_attn.o_proj",
+            "self_attn.q_layernorm": "self_attn.q_norm",
+            "self_attn.k_layernorm": "self_attn.k_norm",
+            "mlp.dense_h_to_4h": "mlp.up_proj",
+            "mlp.dense_4h_to_h": "mlp.down_proj",
+            **NORMS,
+        },
+        outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
+        split=by_head,
+    ),
+    settings=DecoderSettings(
+        usual=fields_without("num_key_value_heads", "rms_norm_eps"),
+        fields={"layer_norm_eps": "norm_eps", "hidden_dropout": "hidden_dropout"},
+        rope=Rope(by_part=True),
+        head_dim=HeadDim(always=False),
+        computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
+        extra_fields=["partial_rotary_factor"],
+    ),
 )

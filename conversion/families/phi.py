@@ -5,7 +5,18 @@ one matrix, gate and up projection in another.
 """
 
 from ..values import Computed, Flag, HeadDim, Rope, WindowEverywhere
-from .decoder import FUSED_MLP, LAYER_NORM, LLAMA, NORMS, QKV, ROTARY_GPT, DecoderFamily
+from .base import Family
+from .decoder import (
+    FUSED_MLP,
+    LAYER_NORM_FIELDS,
+    LLAMA,
+    NORMS,
+    QKV,
+    ROTARY_GPT,
+    DecoderNames,
+    DecoderSettings,
+)
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
 TRAINED = "original_max_position_embeddings"
@@ -16,39 +27,45 @@ def write_trained_length(config, head):
     return {TRAINED: (config.rope_parameters or {}).get(TRAINED, config.max_position_embeddings)}
 
 
-PHI = DecoderFamily(
+PHI = Family(
     "phi",
     "PhiConfig",
-    "PhiForCausalLM PhiModel PhiForSequenceClassification PhiForTokenClassification",
+    decoder_heads("PhiForCausalLM PhiModel PhiForSequenceClassification PhiForTokenClassification", head_bias=True),
     structure={**ROTARY_GPT, "residual": "parallel_shared_norm", "lm_head_bias": True},
     fresh={**rotary(10_000.0, 0.5), "hidden_act": "gelu_new", "norm_eps": 1e-5},
-    layer={
-        **{name: name for name in QKV},
-        "self_attn.dense": "self_attn.o_proj",
-        "self_attn.q_layernorm": "self_attn.q_norm",
-        "self_attn.k_layernorm": "self_attn.k_norm",
-        "mlp.fc1": "mlp.up_proj",
-        "mlp.fc2": "mlp.down_proj",
-        "input_layernorm": "self_attn_pre_norm",
-    },
-    outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
-    head_bias=True,
-    fields={**LAYER_NORM, "resid_pdrop": "hidden_dropout", "embd_pdrop": "hidden_dropout"},
-    rope=Rope(by_part=True),
-    head_dim=HeadDim(always=False),
-    computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
-    extra_fields=["partial_rotary_factor"],
+    names=DecoderNames(
+        layer={
+            **{name: name for name in QKV},
+            "self_attn.dense": "self_attn.o_proj",
+            "self_attn.q_layernorm": "self_attn.q_norm",
+            "self_attn.k_layernorm": "self_attn.k_norm",
+            "mlp.fc1": "mlp.up_proj",
+            "mlp.fc2": "mlp.down_proj",
+            "input_layernorm": "self_attn_pre_norm",
+        },
+        outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
+    ),
+    settings=DecoderSettings(
+        usual=LAYER_NORM_FIELDS,
+        fields={"resid_pdrop": "hidden_dropout", "embd_pdrop": "hidden_dropout"},
+        rope=Rope(by_part=True),
+        head_dim=HeadDim(always=False),
+        computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
+        extra_fields=["partial_rotary_factor"],
+    ),
 )
-PHI3 = DecoderFamily(
+PHI3 = Family(
     "phi3",
     "Phi3Config",
-    "Phi3ForCausalLM Phi3Model Phi3ForSequenceClassification Phi3ForTokenClassification",
+    decoder_heads("Phi3ForCausalLM Phi3Model Phi3ForSequenceClassification Phi3ForTokenClassification"),
     structure=LLAMA,
     fresh=rotary(10_000.0),
-    layer={"self_attn.qkv_proj": QKV, "self_attn.o_proj": "self_attn.o_proj", **FUSED_MLP, **NORMS},
-    fields={"resid_pdrop": "hidden_dropout"},
-    rope=Rope(by_part=True),
-    window=WindowEverywhere(),
-    head_dim=HeadDim(always=False),
-    computed=[Computed(writer=write_trained_length)],
+    names=DecoderNames(layer={"self_attn.qkv_proj": QKV, "self_attn.o_proj": "self_attn.o_proj", **FUSED_MLP, **NORMS}),
+    settings=DecoderSettings(
+        fields={"resid_pdrop": "hidden_dropout"},
+        rope=Rope(by_part=True),
+        window=WindowEverywhere(),
+        head_dim=HeadDim(always=False),
+        computed=[Computed(writer=write_trained_length)],
+    ),
 )

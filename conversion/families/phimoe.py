@@ -9,9 +9,11 @@ from blockformer.files.errors import ConversionError, shown
 
 from ..storage.experts import OneByOne
 from ..values import Computed, HeadDim, NotExpressible, Rope, WindowEverywhere
-from .decoder import ALL_ATTENTION_BIASES, LLAMA
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .with_experts import ExpertsFamily
+from .with_experts import ExpertNames
 
 MSCALES = ("short_mscale", "long_mscale")
 
@@ -50,18 +52,18 @@ MARGIN = Computed(
 )
 
 
-class PhimoeFamily(ExpertsFamily):
-    """Phi-3.5-MoE, whose official router computes something else in training."""
+class PhimoeNames(ExpertNames):
+    """The names of Phi-3.5-MoE, whose official router computes something else in training."""
 
     def notes(self, variant):
-        """See `Family.notes`."""
+        """See `Names.notes`."""
         return ["in training the official router draws experts at random; ours takes the experts of evaluation"]
 
 
-FAMILY = PhimoeFamily(
+FAMILY = Family(
     "phimoe",
     "PhimoeConfig",
-    "PhimoeForCausalLM PhimoeModel PhimoeForSequenceClassification",
+    decoder_heads("PhimoeForCausalLM PhimoeModel PhimoeForSequenceClassification", head_bias=True),
     structure={**LLAMA, "norm_type": "layer_norm", "norm_topk_prob": False, "num_experts_per_tok": 2},
     fresh={
         **rotary(1_000_000.0),
@@ -72,22 +74,24 @@ FAMILY = PhimoeFamily(
         "lm_head_bias": True,
         "router_margin": 0.02,
     },
-    published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"), modules={"router": "gate"}),
-    router="router",
-    fields={
-        "output_router_logits": "output_router_logits",
-        "router_aux_loss_coef": "router_aux_loss_coef",
-        "num_local_experts": "num_experts",
-        "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-        "attention_bias": ALL_ATTENTION_BIASES,
-        "lm_head_bias": "lm_head_bias",
-    },
-    not_none=["router_margin"],
-    unsupported={"num_experts_per_tok": (2,)},
-    training_only=["input_jitter_noise"],
-    head_bias=True,
-    head_dim=HeadDim(always=False),
-    rope=RopeWithMscale(),
-    window=WindowEverywhere(),
-    computed=[MARGIN],
+    names=PhimoeNames(
+        published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"), modules={"router": "gate"}), router="router"
+    ),
+    settings=DecoderSettings(
+        fields={
+            "output_router_logits": "output_router_logits",
+            "router_aux_loss_coef": "router_aux_loss_coef",
+            "num_local_experts": "num_experts",
+            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+            "attention_bias": ALL_ATTENTION_BIASES,
+            "lm_head_bias": "lm_head_bias",
+        },
+        not_none=["router_margin"],
+        unsupported={"num_experts_per_tok": (2,)},
+        training_only=["input_jitter_noise"],
+        head_dim=HeadDim(always=False),
+        rope=RopeWithMscale(),
+        window=WindowEverywhere(),
+        computed=[MARGIN],
+    ),
 )

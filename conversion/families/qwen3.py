@@ -1,17 +1,21 @@
 """Qwen3 (Yang et al., 2025): a norm on queries and keys; `attention_bias` also covers the output projection."""
 
 from ..values import WindowByLayer
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderFamily
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "qwen3",
     "Qwen3Config",
-    "Qwen3ForCausalLM Qwen3Model Qwen3ForSequenceClassification Qwen3ForTokenClassification Qwen3ForQuestionAnswering",
+    decoder_heads(
+        "Qwen3ForCausalLM Qwen3Model Qwen3ForSequenceClassification "
+        "Qwen3ForTokenClassification Qwen3ForQuestionAnswering",
+        qa_root="transformer.",
+    ),
     structure={**LLAMA, "qk_norm": True},
     fresh=rotary(1_000_000.0),
-    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    qa_root="transformer.",
-    fields={"attention_bias": ALL_ATTENTION_BIASES},
-    window=WindowByLayer(),
+    names=DecoderNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
+    settings=DecoderSettings(fields={"attention_bias": ALL_ATTENTION_BIASES}, window=WindowByLayer()),
 )

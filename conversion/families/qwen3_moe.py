@@ -1,9 +1,11 @@
 """Qwen3-MoE (Yang et al., 2025): Qwen3 with experts."""
 
 from ..values import WindowEverywhere
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .with_experts import FINE, ROUTER_FIELDS, SPARSE_STEP, ExpertsFamily
+from .with_experts import FINE, ROUTER_FIELDS, SPARSE_STEP, ExpertNames
 
 
 class SwitchedWindow(WindowEverywhere):
@@ -14,21 +16,25 @@ class SwitchedWindow(WindowEverywhere):
         return {"use_sliding_window": config.sliding_window is not None, **super().write(config, head)}
 
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "qwen3_moe",
     "Qwen3MoeConfig",
-    "Qwen3MoeForCausalLM Qwen3MoeModel Qwen3MoeForSequenceClassification "
-    "Qwen3MoeForTokenClassification Qwen3MoeForQuestionAnswering",
+    decoder_heads(
+        "Qwen3MoeForCausalLM Qwen3MoeModel Qwen3MoeForSequenceClassification "
+        "Qwen3MoeForTokenClassification Qwen3MoeForQuestionAnswering",
+        qa_root="transformer.",
+    ),
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(1_000_000.0), **FINE},
-    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
-    fields={
-        **ROUTER_FIELDS,
-        "num_experts": "num_experts",
-        "moe_intermediate_size": "moe_intermediate_size",
-        "attention_bias": ALL_ATTENTION_BIASES,
-    },
-    computed=(SPARSE_STEP,),
-    window=SwitchedWindow(),
-    qa_root="transformer.",
+    names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
+    settings=DecoderSettings(
+        fields={
+            **ROUTER_FIELDS,
+            "num_experts": "num_experts",
+            "moe_intermediate_size": "moe_intermediate_size",
+            "attention_bias": ALL_ATTENTION_BIASES,
+        },
+        computed=(SPARSE_STEP,),
+        window=SwitchedWindow(),
+    ),
 )

@@ -12,9 +12,11 @@ from transformers import PretrainedConfig
 from ..rules.operations import Split
 from ..rules.table import Rule, module_rules
 from ..values import Rope, RopeOfText, StatesByLayer
-from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderFamily
+from .base import Family
+from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertsFamily
+from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
 STATE = "linear_attn"
@@ -79,50 +81,52 @@ def text_rules(config: PretrainedConfig) -> list[Rule]:
     ]
 
 
-BOTH: dict[str, Any] = {
-    "layer": LAYER,
+NAMES: dict[str, Any] = {"layer": LAYER, "outside": ["mtp.*"]}
+SETTINGS: dict[str, Any] = {
     "window": StatesByLayer(),
     "unsupported": {"attention_bias": (None, False)},
-    "outside": ["mtp.*"],
     "reads_whole": False,
 }
-WITH_EXPERTS: dict[str, Any] = {
-    "structure": {**STRUCTURE, "shared_expert_gate": True},
-    "sparse": {**SHARED, "shared_expert_gate": "shared_expert_gate"},
-    "fresh": {**FRESH, **FINE, "shared_expert_intermediate_size": 384},
-}
+SPARSE = {**SHARED, "shared_expert_gate": "shared_expert_gate"}
+SPARSE_STRUCTURE = {**STRUCTURE, "shared_expert_gate": True}
+SPARSE_FRESH = {**FRESH, **FINE, "shared_expert_intermediate_size": 384}
 SIZES = {name: name for name in ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")}
-NEXT = ExpertsFamily(
+NEXT = Family(
     "qwen3_next",
     "Qwen3NextConfig",
-    "Qwen3NextForCausalLM Qwen3NextModel Qwen3NextForSequenceClassification "
-    "Qwen3NextForTokenClassification Qwen3NextForQuestionAnswering",
-    rope=Rope(by_part=True),
-    fields={**ROUTER_FIELDS, **SIZES},
-    computed=(SPARSE_STEP,),
-    more_rules=next_rules,
-    qa_root="transformer.",
-    **BOTH,
-    **WITH_EXPERTS,
+    decoder_heads(
+        "Qwen3NextForCausalLM Qwen3NextModel Qwen3NextForSequenceClassification "
+        "Qwen3NextForTokenClassification Qwen3NextForQuestionAnswering",
+        qa_root="transformer.",
+    ),
+    structure=SPARSE_STRUCTURE,
+    fresh=SPARSE_FRESH,
+    names=ExpertNames(sparse=SPARSE, more_rules=next_rules, **NAMES),
+    settings=DecoderSettings(
+        rope=Rope(by_part=True), fields={**ROUTER_FIELDS, **SIZES}, computed=(SPARSE_STEP,), **SETTINGS
+    ),
 )
-TEXT = DecoderFamily(
+TEXT = Family(
     "qwen3_5_text",
     "Qwen3_5TextConfig",
-    "Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification",
+    decoder_heads("Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification"),
     structure=STRUCTURE,
-    rope=RopeOfText(by_part=True),
     fresh=FRESH,
-    more_rules=text_rules,
-    **BOTH,
+    names=DecoderNames(more_rules=text_rules, **NAMES),
+    settings=DecoderSettings(rope=RopeOfText(by_part=True), **SETTINGS),
 )
-MOE_TEXT = ExpertsFamily(
+MOE_TEXT = Family(
     "qwen3_5_moe_text",
     "Qwen3_5MoeTextConfig",
-    "Qwen3_5MoeForCausalLM Qwen3_5MoeTextModel",
-    rope=RopeOfText(by_part=True),
-    fields={**ROUTER_FIELDS, **SIZES, "norm_topk_prob": None, "intermediate_size": None},
-    without_effect=["intermediate_size"],
-    more_rules=text_rules,
-    **BOTH,
-    **WITH_EXPERTS,
+    decoder_heads("Qwen3_5MoeForCausalLM Qwen3_5MoeTextModel"),
+    structure=SPARSE_STRUCTURE,
+    fresh=SPARSE_FRESH,
+    names=ExpertNames(sparse=SPARSE, more_rules=text_rules, **NAMES),
+    settings=DecoderSettings(
+        rope=RopeOfText(by_part=True),
+        usual=fields_without("intermediate_size"),
+        fields={**{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"}, **SIZES},
+        without_effect=["intermediate_size"],
+        **SETTINGS,
+    ),
 )

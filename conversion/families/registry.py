@@ -17,7 +17,6 @@ from blockformer.model.axes import axes
 
 from ..arguments import check_family
 from . import index
-from .architectures import named_classes
 from .base import Family
 from .head import RELEASED
 
@@ -49,7 +48,7 @@ class _Families(Mapping[str, Family]):
 
 
 def _is_released(family: Family) -> bool:
-    return family.is_file or family.config_class_name in RELEASED
+    return family.is_file or family.settings.config_class in RELEASED
 
 
 FAMILIES: Mapping[str, Family] = _Families(index.NAMES)
@@ -89,7 +88,7 @@ def family_of(official: Mapping[str, Any]) -> Family:
         raise ConversionError(f"config.json: {said}. There are {known}")
 
     def is_meant(family: Family) -> bool:
-        named = named_classes(official, family.heads, family.former_names)
+        named = family.names.named(official)
         return bool(named) and named[0] in {head.official for head in family.heads}
 
     return next(filter(is_meant, alike), alike[0])
@@ -103,11 +102,11 @@ def nearest(official: Mapping[str, Any]) -> str:
         return ""
 
     def likeness(family: Family) -> float:
-        fields = set(family.defaults.to_dict()) - common
+        fields = set(family.settings.defaults.to_dict()) - common
         return len(said & fields) / len(said | fields)
 
     def told(family: Family) -> str:
-        strange = [shown(name) for name in family.unused(official) if name not in common]
+        strange = [shown(name) for name in family.settings.unused(official) if name not in common]
         return f"'{family.name}'" + (f", which does not know {', '.join(strange[:12])}" if strange else "")
 
     with quiet():
@@ -119,7 +118,7 @@ def official_names(config_class: type[PretrainedConfig]) -> dict[str, str]:
     """Field of an official config -> the field of one of our config classes that means it."""
     ours: dict[str, str] = {}
     for family in FAMILIES.values():
-        ours |= {theirs: meant[0] for theirs, meant in family.fields.items() if meant[0] in axes(config_class)}
+        ours |= {theirs: meant[0] for theirs, meant in family.settings.fields.items() if meant[0] in axes(config_class)}
     return ours
 
 
@@ -137,8 +136,8 @@ def family_for(config: PretrainedConfig) -> Family:
 
     def least(family: Family) -> tuple[bool, int]:
         """The least that its distance can be, by its fixed settings."""
-        unequal = sum(getattr(config, name, value) != value for name, value in family.fixed.items())
-        return has_no_head(family), unequal if family.head_for(config) is not None else 0
+        unequal = sum(getattr(config, name, value) != value for name, value in family.settings.fixed.items())
+        return has_no_head(family), unequal if family.names.head_for(config) is not None else 0
 
     def distance(name: str) -> tuple[bool, int, int]:
         family = FAMILIES[name]

@@ -13,10 +13,11 @@ from typing import Any
 
 from blockformer.files.errors import ConversionError, shown
 
-from ..values import TOKEN_TYPES, Computed
+from ..values import TOKEN_TYPES, Computed, EncoderPositions
+from .base import Family
+from .bert import FIELDS, LAYER, NAMES, STRUCTURE
 from .bert import FRESH as BERT_FRESH
-from .bert import LAYER, NAMES, STRUCTURE
-from .bert_like import EMBEDDING_NORM, BertLikeFamily
+from .bert_like import EMBEDDING_NORM, EncoderNames, EncoderSettings
 from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
 
 FRESH = {
@@ -51,7 +52,14 @@ GELU_HEAD = Computed(_check_head)
 """The language model head has `gelu` in any case."""
 
 
-def roberta(name: str, config_class: str, classes: str, fresh: Mapping[str, Any], **rest: Any) -> BertLikeFamily:
+def roberta(
+    name: str,
+    config_class: str,
+    classes: str,
+    fresh: Mapping[str, Any],
+    structure: Mapping[str, Any] = STRUCTURE,
+    **names: Any,
+) -> Family:
     """RoBERTa under one of its names.
 
     Args:
@@ -59,17 +67,21 @@ def roberta(name: str, config_class: str, classes: str, fresh: Mapping[str, Any]
         config_class: name of the official configuration class.
         classes: names of the official model classes.
         fresh: what a fresh model has beyond `FRESH`.
-        rest: what is not as in BERT: arguments of `BertLikeFamily`.
+        structure: our fields that are the same in all of its models.
+        names: the arguments of `EncoderNames` that are not as in BERT.
     """
-    return BertLikeFamily(
+    return Family(
         name,
         config_class,
         standard_heads(classes, ROBERTA_ROWS),
+        structure=structure,
         fresh={**FRESH, **fresh},
-        **{**NAMES, "structure": STRUCTURE, "root": "roberta.", **rest},
-        language_model=LANGUAGE_MODEL,
-        computed=[TOKEN_TYPES, GELU_HEAD],
-        shifted=True,
+        names=EncoderNames(**{**NAMES, "root": "roberta.", "language_model": LANGUAGE_MODEL, **names}),
+        settings=EncoderSettings(
+            fields=FIELDS,
+            positions=EncoderPositions(relative=True, shifted=True),
+            computed=[TOKEN_TYPES, GELU_HEAD],
+        ),
     )
 
 

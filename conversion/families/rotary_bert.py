@@ -12,12 +12,14 @@ from blockformer.model.axes import is_number
 
 from ..storage.modules import ModulesInFiles
 from ..values import Computed, HeadDim, Rope
+from .base import Family
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
-from .bert import NAMES as BERT_NAMES
+from .bert import FIELDS as BERT_FIELDS
 from .bert import STRUCTURE as BERT_STRUCTURE
-from .bert_like import BertLikeFamily
+from .bert_like import EncoderNames, EncoderSettings
 from .decoder import ALL_BIASES, ATTENTION, MLP, QKV
 from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
+from .former import Former
 from .fresh import rotary
 from .roberta import FRESH as ROBERTA_FRESH
 from .roberta import GELU_HEAD
@@ -41,10 +43,13 @@ TOKEN_TYPES = Computed(
 ROTARY: dict[str, Any] = {
     "embeddings": {theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"},
     "layer": "layers.{layer}.",
-    "positions": Rope(),
 }
-"""What these families have in common."""
-FIELDS = {**BERT_NAMES["fields"], "use_cache": None, "max_position_embeddings": "max_position_embeddings"}
+"""What the names of these families have in common."""
+POSITIONS = Rope()
+FIELDS = {
+    **{theirs: ours for theirs, ours in BERT_FIELDS.items() if ours != "use_cache"},
+    "max_position_embeddings": "max_position_embeddings",
+}
 
 
 def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -74,7 +79,7 @@ def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 * heads / width)}
 
 
-GTE = BertLikeFamily(
+GTE = Family(
     "gte",
     "GteConfig",
     standard_heads(
@@ -91,44 +96,53 @@ GTE = BertLikeFamily(
         "type_vocab_size": 1,
         "pad_token_id": 1,
     },
-    root="gte.",
-    former_root="new.",
-    former_names={
-        "NewModel": "GteModel",
-        "NewForMaskedLM": "GteForMaskedLM",
-        "NewForSequenceClassification": "GteForSequenceClassification",
-        "NewForTokenClassification": "GteForTokenClassification",
-    },
-    former_fields={"rope_scaling": ("rope_parameters", without_fixed_ntk)},
-    former_types={"new": {"rope_theta": 10_000.0}},
-    unsupported={
-        "position_embedding_type": ("rope",),
-        "layer_norm_type": ("layer_norm",),
-        "logn_attention_scale": (False,),
-        "pack_qkv": (True,),
-    },
-    ignored_heads=("classifier.weight", "classifier.bias"),
-    modules=GATED,
-    in_files=ModulesInFiles(
-        "encoder.layer.{layer}.",
-        {
-            "attention.qkv_proj": QKV,
-            "attention.o_proj": "self_attn.o_proj",
-            "attn_ln": "post_attention_layernorm",
-            "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),
-            "mlp.down_proj": "mlp.down_proj",
-            "mlp_ln": "post_mlp_layernorm",
+    names=EncoderNames(
+        root="gte.",
+        **ROTARY,
+        former_root="new.",
+        former_classes={
+            "NewModel": "GteModel",
+            "NewForMaskedLM": "GteForMaskedLM",
+            "NewForSequenceClassification": "GteForSequenceClassification",
+            "NewForTokenClassification": "GteForTokenClassification",
         },
-        head={"lm_head.norm": "lm_head.layer_norm"},
+        ignored_heads=("classifier.weight", "classifier.bias"),
+        modules=GATED,
+        in_files=ModulesInFiles(
+            "encoder.layer.{layer}.",
+            {
+                "attention.qkv_proj": QKV,
+                "attention.o_proj": "self_attn.o_proj",
+                "attn_ln": "post_attention_layernorm",
+                "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),
+                "mlp.down_proj": "mlp.down_proj",
+                "mlp_ln": "post_mlp_layernorm",
+            },
+            head={"lm_head.norm": "lm_head.layer_norm"},
+        ),
+        language_model=LanguageModelNames(
+            dense="lm_head.dense",
+            norm="lm_head.layer_norm",
+            weight="lm_head.decoder.weight",
+            bias="lm_head.decoder.bias",
+        ),
     ),
-    **ROTARY,
-    fields=FIELDS,
-    language_model=LanguageModelNames(
-        dense="lm_head.dense", norm="lm_head.layer_norm", weight="lm_head.decoder.weight", bias="lm_head.decoder.bias"
+    settings=EncoderSettings(
+        unsupported={
+            "position_embedding_type": ("rope",),
+            "layer_norm_type": ("layer_norm",),
+            "logn_attention_scale": (False,),
+            "pack_qkv": (True,),
+        },
+        positions=POSITIONS,
+        fields=FIELDS,
+        computed=(TOKEN_TYPES, GELU_HEAD),
+        former=Former(
+            fields={"rope_scaling": ("rope_parameters", without_fixed_ntk)}, types={"new": {"rope_theta": 10_000.0}}
+        ),
     ),
-    computed=(TOKEN_TYPES, GELU_HEAD),
 )
-NOMIC = BertLikeFamily(
+NOMIC = Family(
     "nomic_bert",
     "NomicBertConfig",
     standard_heads(
@@ -144,54 +158,61 @@ NOMIC = BertLikeFamily(
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     },
-    root="nomic_bert.",
-    modules=GATED,
-    in_files=ModulesInFiles(
-        "encoder.layers.{layer}.",
-        {
-            "attn.Wqkv": QKV,
-            "attn.out_proj": "self_attn.o_proj",
-            "norm1": "post_attention_layernorm",
-            "mlp.fc11": "mlp.up_proj",
-            "mlp.fc12": "mlp.gate_proj",
-            "mlp.fc2": "mlp.down_proj",
-            "norm2": "post_mlp_layernorm",
-        },
-        stack={"emb_ln": "embeddings.LayerNorm"},
-    ),
-    **ROTARY,
-    fields=FIELDS,
-    language_model=LanguageModelNames(
-        dense="cls.predictions.transform.dense",
-        norm="cls.predictions.transform.layer_norm",
-        weight=LANGUAGE_MODEL.weight,
-        bias=LANGUAGE_MODEL.bias,
-        copy=LANGUAGE_MODEL.copy,
-    ),
-    computed=(TOKEN_TYPES, HeadDim()),
-    former_fields={
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
-        "n_positions": "max_position_embeddings",
-        "layer_norm_epsilon": "layer_norm_eps",
-        "activation_function": ("hidden_act", GATED_ACTS),
-        "rotary_emb_base": "rope_theta",
-        "resid_pdrop": "hidden_dropout_prob",
-        "attn_pdrop": "attention_probs_dropout_prob",
-    },
-    unsupported={
-        **dict.fromkeys(
-            "qkv_proj_bias mlp_fc1_bias mlp_fc2_bias prenorm parallel_block rotary_emb_interleaved use_rms_norm "
-            "causal".split(),
-            (False,),
+    names=EncoderNames(
+        root="nomic_bert.",
+        **ROTARY,
+        modules=GATED,
+        in_files=ModulesInFiles(
+            "encoder.layers.{layer}.",
+            {
+                "attn.Wqkv": QKV,
+                "attn.out_proj": "self_attn.o_proj",
+                "norm1": "post_attention_layernorm",
+                "mlp.fc11": "mlp.up_proj",
+                "mlp.fc12": "mlp.gate_proj",
+                "mlp.fc2": "mlp.down_proj",
+                "norm2": "post_mlp_layernorm",
+            },
+            stack={"emb_ln": "embeddings.LayerNorm"},
         ),
-        "rotary_emb_fraction": (1.0,),
-        **dict.fromkeys(("rotary_emb_scale_base", "rotary_scaling_factor"), (None,)),
-    },
+        language_model=LanguageModelNames(
+            dense="cls.predictions.transform.dense",
+            norm="cls.predictions.transform.layer_norm",
+            weight=LANGUAGE_MODEL.weight,
+            bias=LANGUAGE_MODEL.bias,
+            copy=LANGUAGE_MODEL.copy,
+        ),
+    ),
+    settings=EncoderSettings(
+        positions=POSITIONS,
+        fields=FIELDS,
+        computed=(TOKEN_TYPES, HeadDim()),
+        unsupported={
+            **dict.fromkeys(
+                "qkv_proj_bias mlp_fc1_bias mlp_fc2_bias prenorm parallel_block rotary_emb_interleaved use_rms_norm "
+                "causal".split(),
+                (False,),
+            ),
+            "rotary_emb_fraction": (1.0,),
+            **dict.fromkeys(("rotary_emb_scale_base", "rotary_scaling_factor"), (None,)),
+        },
+        former=Former(
+            fields={
+                "n_embd": "hidden_size",
+                "n_layer": "num_hidden_layers",
+                "n_head": "num_attention_heads",
+                "n_inner": "intermediate_size",
+                "n_positions": "max_position_embeddings",
+                "layer_norm_epsilon": "layer_norm_eps",
+                "activation_function": ("hidden_act", GATED_ACTS),
+                "rotary_emb_base": "rope_theta",
+                "resid_pdrop": "hidden_dropout_prob",
+                "attn_pdrop": "attention_probs_dropout_prob",
+            }
+        ),
+    ),
 )
-JINA = BertLikeFamily(
+JINA = Family(
     "jina_embeddings_v3",
     "JinaEmbeddingsV3Config",
     standard_heads(
@@ -209,22 +230,25 @@ JINA = BertLikeFamily(
         "max_position_embeddings": 8194,
         "position_offset": 0,
     },
-    root="roberta.",
-    modules=PLAIN,
-    in_files=ModulesInFiles(
-        "encoder.layers.{layer}.",
-        {
-            "mixer.Wqkv": QKV,
-            "mixer.out_proj": "self_attn.o_proj",
-            "norm1": "post_attention_layernorm",
-            "mlp.fc1": "mlp.fc1",
-            "mlp.fc2": "mlp.fc2",
-            "norm2": "post_mlp_layernorm",
-        },
-        stack={"emb_ln": "embeddings.LayerNorm"},
+    names=EncoderNames(
+        root="roberta.",
+        **ROTARY,
+        modules=PLAIN,
+        in_files=ModulesInFiles(
+            "encoder.layers.{layer}.",
+            {
+                "mixer.Wqkv": QKV,
+                "mixer.out_proj": "self_attn.o_proj",
+                "norm1": "post_attention_layernorm",
+                "mlp.fc1": "mlp.fc1",
+                "mlp.fc2": "mlp.fc2",
+                "norm2": "post_mlp_layernorm",
+            },
+            stack={"emb_ln": "embeddings.LayerNorm"},
+        ),
+        language_model=ROBERTA_LANGUAGE_MODEL,
     ),
-    **ROTARY,
-    language_model=ROBERTA_LANGUAGE_MODEL,
-    fields={**FIELDS, "use_cache": "use_cache"},
-    computed=(TOKEN_TYPES, GELU_HEAD),
+    settings=EncoderSettings(
+        positions=POSITIONS, fields={**FIELDS, "use_cache": "use_cache"}, computed=(TOKEN_TYPES, GELU_HEAD)
+    ),
 )

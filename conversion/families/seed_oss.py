@@ -1,20 +1,27 @@
 """Seed-OSS (ByteDance, 2025): Llama with a switch for each bias."""
 
-from .decoder import LLAMA, DecoderFamily
+from .base import Family
+from .decoder import LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "seed_oss",
     "SeedOssConfig",
-    "SeedOssForCausalLM SeedOssModel SeedOssForSequenceClassification "
-    "SeedOssForTokenClassification SeedOssForQuestionAnswering",
+    decoder_heads(
+        "SeedOssForCausalLM SeedOssModel SeedOssForSequenceClassification "
+        "SeedOssForTokenClassification SeedOssForQuestionAnswering",
+        qa_root="transformer.",
+    ),
     structure=LLAMA,
     fresh={**rotary(10_000_000.0), "attention_bias": True},
-    qa_root="transformer.",
-    fields={
-        "attention_bias": "attention_bias",
-        "attention_out_bias": "attention_output_bias",
-        "mlp_bias": "mlp_bias",
-        "residual_dropout": "hidden_dropout",
-    },
+    names=DecoderNames(),
+    settings=DecoderSettings(
+        fields={
+            "attention_bias": "attention_bias",
+            "attention_out_bias": "attention_output_bias",
+            "mlp_bias": "mlp_bias",
+            "residual_dropout": "hidden_dropout",
+        }
+    ),
 )

@@ -1,7 +1,9 @@
 """SmolLM3 (Hugging Face, 2025): Llama with some layers that have no positions."""
 
 from ..values import Computed, HeadDim, WindowByLayer
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
+from .base import Family
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import every, rotary
 
 
@@ -17,16 +19,21 @@ def write_rotating(config, head):
     return {"no_rope_layers": [int(one) for one in rotates]}
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "smollm3",
     "SmolLM3Config",
-    "SmolLM3ForCausalLM SmolLM3Model SmolLM3ForSequenceClassification "
-    "SmolLM3ForTokenClassification SmolLM3ForQuestionAnswering",
+    decoder_heads(
+        "SmolLM3ForCausalLM SmolLM3Model SmolLM3ForSequenceClassification "
+        "SmolLM3ForTokenClassification SmolLM3ForQuestionAnswering",
+        qa_root="transformer.",
+    ),
     structure=LLAMA,
     fresh={**rotary(2_000_000.0), **every(4), "tie_word_embeddings": True},
-    qa_root="transformer.",
-    fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
-    window=WindowByLayer(),
-    head_dim=HeadDim(always=False),
-    computed=[Computed(read_rotating, write_rotating)],
+    names=DecoderNames(),
+    settings=DecoderSettings(
+        fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
+        window=WindowByLayer(),
+        head_dim=HeadDim(always=False),
+        computed=[Computed(read_rotating, write_rotating)],
+    ),
 )

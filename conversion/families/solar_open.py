@@ -1,33 +1,36 @@
 """Solar Open (Upstage, 2026): DeepSeek's experts in every layer, and Llama's attention."""
 
-from .decoder import ATTENTION, LLAMA, NORMS
+from .base import Family
+from .decoder import ATTENTION, LLAMA, NORMS, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .with_experts import (
     DEEPSEEK_FIELDS,
     FINE,
     FLOAT32_ROUTER,
     SHARED_EXPERTS,
-    ExpertsFamily,
+    ExpertNames,
     expert_groups,
     shared_experts,
 )
 
-FAMILY = ExpertsFamily(
+FAMILY = Family(
     "solar_open",
     "SolarOpenConfig",
-    "SolarOpenForCausalLM SolarOpenModel",
+    decoder_heads("SolarOpenForCausalLM SolarOpenModel"),
     structure={**LLAMA, **FLOAT32_ROUTER},
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 384, "norm_eps": 1e-5},
-    layer={**ATTENTION, **NORMS},
-    sparse=SHARED_EXPERTS,
-    fields={
-        **DEEPSEEK_FIELDS,
-        "moe_intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-        "intermediate_size": None,
-        "attention_bias": "attention_bias",
-    },
-    without_effect=("router_aux_loss_coef", "output_router_logits"),
-    computed=(shared_experts("n_shared_experts"), expert_groups(2)),
-    unsupported={"use_qk_norm": (None, False), "first_k_dense_replace": (None, 0)},
-    extra_fields=["partial_rotary_factor"],
+    names=ExpertNames(layer={**ATTENTION, **NORMS}, sparse=SHARED_EXPERTS),
+    settings=DecoderSettings(
+        usual=fields_without("intermediate_size"),
+        fields={
+            **DEEPSEEK_FIELDS,
+            "moe_intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+            "attention_bias": "attention_bias",
+        },
+        without_effect=("router_aux_loss_coef", "output_router_logits"),
+        computed=(shared_experts("n_shared_experts"), expert_groups(2)),
+        unsupported={"use_qk_norm": (None, False), "first_k_dense_replace": (None, 0)},
+        extra_fields=["partial_rotary_factor"],
+    ),
 )

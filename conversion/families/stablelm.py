@@ -3,7 +3,9 @@
 from ..rules.operations import StackTensors
 from ..rules.table import Rule
 from ..values import Flag, HeadDim, Rope
-from .decoder import LAYER_NORM, LLAMA, DecoderFamily
+from .base import Family
+from .decoder import LAYER_NORM_FIELDS, LLAMA, DecoderNames, DecoderSettings
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
 
@@ -19,20 +21,23 @@ def norms_of_heads(config):
     ]
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "stablelm",
     "StableLmConfig",
-    "StableLmForCausalLM StableLmModel StableLmForSequenceClassification StableLmForTokenClassification",
+    decoder_heads("StableLmForCausalLM StableLmModel StableLmForSequenceClassification StableLmForTokenClassification"),
     structure={**LLAMA, "norm_type": "layer_norm"},
-    reads_whole=False,
     fresh={**rotary(10_000.0, 0.25), "norm_eps": 1e-5},
-    fields={**LAYER_NORM, "use_qkv_bias": "attention_bias", "hidden_dropout": "hidden_dropout"},
-    more_rules=norms_of_heads,
-    rope=Rope(by_part=True),
-    head_dim=HeadDim(always=False),
-    computed=[
-        Flag("qk_layernorm", "qk_norm", (False, "per_head")),
-        Flag("use_parallel_residual", "residual", ("sequential", "parallel_shared_norm")),
-    ],
-    extra_fields=["partial_rotary_factor"],
+    names=DecoderNames(more_rules=norms_of_heads),
+    settings=DecoderSettings(
+        reads_whole=False,
+        usual=LAYER_NORM_FIELDS,
+        fields={"use_qkv_bias": "attention_bias", "hidden_dropout": "hidden_dropout"},
+        rope=Rope(by_part=True),
+        head_dim=HeadDim(always=False),
+        computed=[
+            Flag("qk_layernorm", "qk_norm", (False, "per_head")),
+            Flag("use_parallel_residual", "residual", ("sequential", "parallel_shared_norm")),
+        ],
+        extra_fields=["partial_rotary_factor"],
+    ),
 )

@@ -1,13 +1,17 @@
 """StarCoder2 (Lozhkov et al., 2024): layer norms, a network without a gate, one window for every layer."""
 
 from ..values import HeadDim, WindowEverywhere
-from .decoder import ALL_BIASES, ATTENTION, NORMS, ROTARY_GPT, DecoderFamily
+from .base import Family
+from .decoder import ALL_BIASES, ATTENTION, NORMS, ROTARY_GPT, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import rotary
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "starcoder2",
     "Starcoder2Config",
-    "Starcoder2ForCausalLM Starcoder2Model Starcoder2ForSequenceClassification Starcoder2ForTokenClassification",
+    decoder_heads(
+        "Starcoder2ForCausalLM Starcoder2Model Starcoder2ForSequenceClassification Starcoder2ForTokenClassification"
+    ),
     structure=ROTARY_GPT,
     fresh={
         **rotary(100_000.0),
@@ -16,14 +20,16 @@ FAMILY = DecoderFamily(
         "sliding_window": 4096,
         "tie_word_embeddings": True,
     },
-    layer={**ATTENTION, **NORMS, "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"},
-    fields={
-        "rms_norm_eps": None,
-        "norm_epsilon": "norm_eps",
-        "use_bias": ALL_BIASES,
-        "residual_dropout": "hidden_dropout",
-        "embedding_dropout": "hidden_dropout",
-    },
-    window=WindowEverywhere(),
-    head_dim=HeadDim(always=False),
+    names=DecoderNames(layer={**ATTENTION, **NORMS, "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
+    settings=DecoderSettings(
+        usual=fields_without("rms_norm_eps"),
+        fields={
+            "norm_epsilon": "norm_eps",
+            "use_bias": ALL_BIASES,
+            "residual_dropout": "hidden_dropout",
+            "embedding_dropout": "hidden_dropout",
+        },
+        window=WindowEverywhere(),
+        head_dim=HeadDim(always=False),
+    ),
 )

@@ -6,16 +6,23 @@ say in every config that the head is tied, and still keep a stored head that dif
 tied.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from transformers import PretrainedConfig
+
 from ..rules.table import Rule
 from ..rules.ties import check_tied
 from ..storage.variant import CheckpointVariant
 from ..values import DROPOUTS, Computed
+from .base import Family
 from .encoder_decoder import (
     BOTH,
     EMBEDDINGS,
     LM_HEAD,
     UNTIED,
-    EncoderDecoderFamily,
+    EncoderDecoderNames,
+    EncoderDecoderSettings,
     HeadDropout,
     encoder_decoder_heads,
     same_bits,
@@ -23,7 +30,7 @@ from .encoder_decoder import (
 )
 from .fresh import by_width
 from .head import Head
-from .translation import Preset
+from .preset import Preset
 
 STRUCTURE = {
     "norm_type": "rms_norm",
@@ -171,60 +178,44 @@ class ScaledHead:
         return entries if self.scales is not None else {**entries, "scale_decoder_outputs": config.logit_scale != 1}
 
 
-class T5Family(EncoderDecoderFamily):
-    """A T5.
+def t5_settings(scales: bool | None = None) -> EncoderDecoderSettings:
+    """The settings of a T5; `scales` as in `ScaledHead`."""
+    return EncoderDecoderSettings(
+        fields={
+            **{field: field for field in SAME},
+            "d_model": "hidden_size",
+            "d_kv": "head_dim",
+            "d_ff": "intermediate_size",
+            "num_layers": "num_hidden_layers",
+            "num_heads": "num_attention_heads",
+            "layer_norm_epsilon": "norm_eps",
+            "dropout_rate": DROPOUTS,
+        },
+        computed=[
+            Computed(read_activation, write_activation),
+            Computed(read_stacks, write_stacks),
+            ScaledHead(scales),
+            HeadDropout(),
+        ],
+        extra_fields=(
+            *("tie_word_embeddings", "scale_decoder_outputs", "dense_act_fn", "is_gated_act"),
+            "decoder_start_token_id",
+        ),
+        without_effect=["max_position_embeddings"],
+    )
 
-    Args:
-        name: the official `model_type`.
-        config_class: name of the official configuration class.
-        heads: what its models are for.
-        structure, fresh: see `ConfigTranslation`.
-        scales: see `ScaledHead`.
-    """
 
-    def __init__(
-        self,
-        name: str,
-        config_class: str,
-        heads: list[Head],
-        *,
-        structure: dict,
-        fresh: dict,
-        scales: bool | None = None,
-    ):
-        super().__init__(
-            name,
-            config_class,
-            heads,
-            structure=structure,
-            fresh=fresh,
-            rules=stack_rules,
-            fields={
-                **{field: field for field in SAME},
-                "d_model": "hidden_size",
-                "d_kv": "head_dim",
-                "d_ff": "intermediate_size",
-                "num_layers": "num_hidden_layers",
-                "num_heads": "num_attention_heads",
-                "layer_norm_epsilon": "norm_eps",
-                "dropout_rate": DROPOUTS,
-            },
-            computed=[
-                Computed(read_activation, write_activation),
-                Computed(read_stacks, write_stacks),
-                ScaledHead(scales),
-                HeadDropout(),
-            ],
-            extra_fields=(
-                *("tie_word_embeddings", "scale_decoder_outputs", "dense_act_fn", "is_gated_act"),
-                "decoder_start_token_id",
-            ),
-            without_effect=["max_position_embeddings"],
-            former_names={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
-        )
+@dataclass(kw_only=True, eq=False)
+class T5Names(EncoderDecoderNames):
+    """The names of a T5."""
+
+    rules: Callable[[str, PretrainedConfig], list[Rule]] = stack_rules
+    former_classes: Mapping[str, str] = field(
+        default_factory=lambda: {"T5WithLMHeadModel": "T5ForConditionalGeneration"}
+    )
 
     def variant_of(self, official, names=None, read=None):
-        """See `Family.variant_of`.
+        """See `Names.variant_of`.
 
         Raises:
             ConversionError: also for stored copies of the embeddings that differ.
@@ -233,7 +224,7 @@ class T5Family(EncoderDecoderFamily):
         untied = official.get("tie_word_embeddings") is False
         if names is None:
             return CheckpointVariant(head.official, frozenset((EMBEDDINGS[0], *([UNTIED] if untied else []))))
-        traits, names, read = self.spelled(head, official, names, read)
+        traits, names, read = self.as_in_class(head, official, names, read)
         stored = self.stored_embeddings(head, names)
         traits |= set(stored)
         if read is not None:
@@ -245,18 +236,18 @@ class T5Family(EncoderDecoderFamily):
         return CheckpointVariant(head.official, frozenset(traits))
 
     def head_by_tensors(self, official, names):
-        """See `Family.head_by_tensors`."""
+        """See `Names.head_by_tensors`."""
         alone = not any(name.startswith("decoder.") for name in names)
         return next(head for head in self.heads if head.ours == "BlockformerEncoderModel") if alone else self.heads[0]
 
     def stored_head(self, head, official, names):
-        """See `Family.stored_head`. A checkpoint without a decoder holds only the encoder."""
+        """See `Names.stored_head`. A checkpoint without a decoder holds only the encoder."""
         if head.ours.startswith(BOTH) and not any(".decoder." in f".{name}" for name in names):
             return next(each for each in self.heads if each.ours == "BlockformerEncoderModel")
         return super().stored_head(head, official, names)
 
     def variant_for(self, config, earlier=None):
-        """See `Family.variant_for`."""
+        """See `Names.variant_for`."""
         head = self.known_head(config)
         traits = {UNTIED} if head.writes_text and not config.tie_word_embeddings else set()
         if earlier is not None and earlier.head == head.official and earlier.traits & {UNTIED} == traits:
@@ -264,12 +255,12 @@ class T5Family(EncoderDecoderFamily):
         return CheckpointVariant(head.official, frozenset({*traits, EMBEDDINGS[0]}))
 
     def ignored(self, variant, config):
-        """See `EncoderDecoderFamily.ignored`."""
+        """See `EncoderDecoderNames.ignored`."""
         return [UNUSED] if len(stacks_of(self.head(variant))) > 1 else []
 
 
 PRESETS = {"t5-v1.1": Preset("encoder_decoder", {**STRUCTURE, **FRESH})}
-T5 = T5Family(
+T5 = Family(
     "t5",
     "T5Config",
     t5_heads(
@@ -279,8 +270,10 @@ T5 = T5Family(
     ),
     structure=STRUCTURE,
     fresh={**FRESH, "gated_mlp": False, "hidden_act": "relu", "tie_word_embeddings": True, "logit_scale": by_width},
+    names=T5Names(),
+    settings=t5_settings(),
 )
-MT5 = T5Family(
+MT5 = Family(
     "mt5",
     "MT5Config",
     t5_heads(
@@ -290,9 +283,10 @@ MT5 = T5Family(
     ),
     structure=STRUCTURE,
     fresh=MT5_FRESH,
-    scales=False,
+    names=T5Names(),
+    settings=t5_settings(scales=False),
 )
-UMT5 = T5Family(
+UMT5 = Family(
     "umt5",
     "UMT5Config",
     t5_heads(
@@ -302,5 +296,6 @@ UMT5 = T5Family(
     ),
     structure={**STRUCTURE, "relative_bias_per_layer": True},
     fresh={**MT5_FRESH, "logit_scale": by_width},
-    scales=True,
+    names=T5Names(),
+    settings=t5_settings(scales=True),
 )

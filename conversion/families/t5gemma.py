@@ -6,9 +6,10 @@ from blockformer.files.errors import ConversionError, listed
 
 from ..rules.table import Rule
 from ..values import Computed, NotExpressible
+from .base import Family
 from .decoder import ATTENTION, MLP
 from .decoder import LAYER as PREFIX
-from .encoder_decoder import BOTH, EncoderDecoderFamily
+from .encoder_decoder import BOTH, EncoderDecoderNames, EncoderDecoderSettings
 from .fresh import every, rotary
 from .gemma import FRESH, FRESH_CAPS, SCALE, STRUCTURE, read_scores, write_scores
 from .head import Head
@@ -101,7 +102,7 @@ def stack_rules(stack, config):
 
 _OTHER_HEAD = "its head is one linear layer on the states, which no class of an encoder-decoder has here"
 
-FAMILY = EncoderDecoderFamily(
+FAMILY = Family(
     "t5gemma",
     "T5GemmaConfig",
     [
@@ -113,14 +114,6 @@ FAMILY = EncoderDecoderFamily(
         ),
         Head("T5GemmaModel", f"{BOTH}Model"),
     ],
-    rules=stack_rules,
-    fields={
-        "tie_word_embeddings": "tie_word_embeddings",
-        "dropout_rate": ("hidden_dropout", "activation_dropout"),
-        "attention_dropout": "attention_dropout",
-        "initializer_range": "initializer_range",
-        "classifier_dropout_rate": "classifier_dropout",
-    },
     structure={**STRUCTURE, "norm_placement": "pre_output", "share_embeddings": False, "final_dropout": True},
     fresh={
         **rotary(10_000.0),
@@ -141,10 +134,22 @@ FAMILY = EncoderDecoderFamily(
         "bos_token_id": 2,
         "decoder_start_token_id": 2,
     },
-    computed=[Computed(_read_stacks, _write_stacks)],
-    extra_fields=("encoder", "decoder", "decoder_start_token_id", "use_cache"),
-    refused={
-        "T5GemmaEncoderModel": "only an encoder, with the config of two stacks; take T5GemmaModel",
-        **dict.fromkeys(("T5GemmaForSequenceClassification", "T5GemmaForTokenClassification"), _OTHER_HEAD),
-    },
+    names=EncoderDecoderNames(
+        rules=stack_rules,
+        refused={
+            "T5GemmaEncoderModel": "only an encoder, with the config of two stacks; take T5GemmaModel",
+            **dict.fromkeys(("T5GemmaForSequenceClassification", "T5GemmaForTokenClassification"), _OTHER_HEAD),
+        },
+    ),
+    settings=EncoderDecoderSettings(
+        fields={
+            "tie_word_embeddings": "tie_word_embeddings",
+            "dropout_rate": ("hidden_dropout", "activation_dropout"),
+            "attention_dropout": "attention_dropout",
+            "initializer_range": "initializer_range",
+            "classifier_dropout_rate": "classifier_dropout",
+        },
+        computed=[Computed(_read_stacks, _write_stacks)],
+        extra_fields=("encoder", "decoder", "decoder_start_token_id", "use_cache"),
+    ),
 )

@@ -5,8 +5,9 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from blockformer.files.errors import ConversionError
+from blockformer.files.errors import ConversionError, shown
 from blockformer.files.quiet import quiet
+from blockformer.model.axes import did_you_mean
 
 from ..values import DROPOUTS
 
@@ -78,3 +79,20 @@ def other_dropouts(
             if first.setdefault(name, value) != value:
                 other.append(theirs)
     return other
+
+
+def note_on(names: Sequence[str], fields: Mapping[str, Any], family: str, only_misspelt: bool) -> list[str]:
+    """A note on entries that change nothing, with the official field whose name is nearly theirs; or no note.
+
+    Args:
+        names: of the entries.
+        fields: of the official class.
+        family: its name.
+        only_misspelt: leave out entries that are like no field.
+    """
+    told = []
+    for name in names:
+        hint = "" if name in fields else did_you_mean(name, fields, cutoff=0.85).replace(" Did", "did")
+        if hint or not only_misspelt:
+            told.append(shown(name) + (f" ({hint})" if hint else ""))
+    return [f"config.json: settings that {family} does not use: {', '.join(told)}"] if told else []

@@ -8,10 +8,9 @@ E experts, C hidden size, I inner width of an expert.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import transformers
 from transformers import PretrainedConfig
 
 from ..rules.operations import Identity, LeadingAxis
@@ -19,7 +18,8 @@ from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible
-from .decoder import LAYER, DecoderFamily
+from .decoder import LAYER, DecoderNames
+from .oracle import Oracle, wrong_before
 
 STACKED = "stacked experts"
 """A trait: the experts' tensors are stacked as in today's official class."""
@@ -43,76 +43,67 @@ GROUPS_SINCE = (5, 6)
 """The first release of transformers whose classes leave out the experts of other groups, as today's do."""
 
 
-class ExpertsFamily(DecoderFamily):
-    """A decoder whose feed-forward networks are experts, in some layers or in all.
+def _wrong_groups(family: str, config: PretrainedConfig) -> str | None:
+    return wrong_before(GROUPS_SINCE, family) if config.num_expert_groups else None
 
-    Args:
-        names: the first arguments of `DecoderFamily`.
+
+@dataclass(kw_only=True, eq=False)
+class ExpertNames(DecoderNames):
+    """The names of a decoder whose feed-forward networks are experts, in some layers or in all.
+
+    Attributes:
         published: how published checkpoints hold the tensors of a sparse layer; None: as the class has them.
         router: the official name of the router.
         sparse: the other official modules of a sparse layer -> ours, without prefix.
         bias_of_choice: the official name of the router's selection bias [E], or [1, E] where `published` moves it.
-        sparse_rules: a config of ours -> the rules of a sparse layer, without its prefix, if not the usual ones.
-        settings: the arguments of `DecoderFamily`.
+        sparse_rules: a config of ours -> the rules of a sparse layer, without its prefix; None for the usual ones.
     """
 
+    published: OneByOne | None = field(default_factory=OneByOne)
+    router: str = "gate"
+    sparse: Mapping[str, str] = field(default_factory=dict)
+    bias_of_choice: str = f"gate.{SELECTION_BIAS}"
+    sparse_rules: Callable[[PretrainedConfig], list[Rule]] | None = None
+
+    low_bits = False
+    oracle = Oracle(not_runnable=_wrong_groups)
     own_traits = frozenset({STACKED})
 
-    def __init__(
-        self,
-        *names: str,
-        published: OneByOne | None = OneByOne(),  # noqa: B008 - never changed
-        router: str = "gate",
-        sparse: Mapping[str, str] | None = None,
-        bias_of_choice: str = f"gate.{SELECTION_BIAS}",
-        sparse_rules: Callable[[PretrainedConfig], list[Rule]] | None = None,
-        **settings,
-    ):
-        super().__init__(*names, **settings)
-        self.published, self.sparse = published, {router: "gate", **(sparse or {})}
-        self.bias_of_choice, self.has_low_bits = bias_of_choice, False
-        self.sparse_rules = sparse_rules or self._usual_rules
-
     def variant_of(self, official, names=None, read=None):
-        """See `Family.variant_of`."""
+        """See `Names.variant_of`."""
         variant = super().variant_of(official, names, read)
         if self.published is not None and any(name.endswith(".experts.down_proj") for name in names or ()):
             return replace(variant, traits=variant.traits | {STACKED})
         return variant
 
     def variant_for(self, config, earlier: CheckpointVariant | None = None):
-        """See `Family.variant_for`."""
+        """See `Names.variant_for`."""
         variant = super().variant_for(config, earlier)
         if earlier is None or earlier.head != variant.head:
             return variant
         return replace(variant, traits=variant.traits | earlier.traits & {STACKED})
 
-    def not_runnable(self, config):
-        """See `Family.not_runnable`."""
-        return self.wrong_before(GROUPS_SINCE) if config.num_expert_groups else None
-
-    def wrong_before(self, first: tuple[int, int]) -> str | None:
-        """Why the installed transformers cannot run the official model, if it is older than this release, or None."""
-        if tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= first:
-            return None
-        wanted = ".".join(map(str, first))
-        return f"transformers {transformers.__version__} computes {self.name} wrongly; install {wanted} or later"
-
     def storage(self, variant, config):
-        """See `Family.storage`."""
+        """See `Names.storage`."""
         if self.published is None or STACKED in variant.traits:
             return []
         layer = self.head(variant).root + self.layers
-        return self.published.rules(layer, self.sparse, [self.bias_of_choice], config.num_experts)
+        return self.published.rules(layer, self._modules, [self.bias_of_choice], config.num_experts)
 
     def stack_rules(self, config):
-        """See `DecoderFamily.stack_rules`."""
-        return [*super().stack_rules(config), *(rule.under(self.layers, LAYER) for rule in self.sparse_rules(config))]
+        """See `DecoderNames.stack_rules`."""
+        sparse = self._usual_rules() if self.sparse_rules is None else self.sparse_rules(config)
+        return [*super().stack_rules(config), *(rule.under(self.layers, LAYER) for rule in sparse)]
 
-    def _usual_rules(self, config: PretrainedConfig) -> list[Rule]:
+    @property
+    def _modules(self) -> dict[str, str]:
+        """The router and the other official modules of a sparse layer -> ours."""
+        return {self.router: "gate", **self.sparse}
+
+    def _usual_rules(self) -> list[Rule]:
         moved = self.published is not None and self.published.statics is not None
         return [
-            *module_rules({f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in self.sparse.items()}),
+            *module_rules({f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in self._modules.items()}),
             Rule(f"mlp.{self.bias_of_choice}", f"mlp.gate.{SELECTION_BIAS}", LeadingAxis() if moved else Identity()),
             Rule("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
             Rule("mlp.experts.down_proj", "mlp.experts.down_proj"),

@@ -1,7 +1,9 @@
 """XGLM (Lin et al., 2022): M2M-100's decoder as a language model of its own: computed positions, which begin at 2."""
 
+from .base import Family
 from .biogpt import LAYER, SCALE
-from .decoder import GPT, DecoderFamily
+from .decoder import GPT, DecoderNames, DecoderSettings, fields_without
+from .decoder_heads import decoder_heads
 from .fresh import root_of_width
 
 
@@ -10,30 +12,40 @@ def zeroed_position(official):
     return ["pad_token_id"] if (official.get("pad_token_id") or 0) > 1 else []
 
 
-FAMILY = DecoderFamily(
+FAMILY = Family(
     "xglm",
     "XGLMConfig",
-    "XGLMForCausalLM XGLMModel",
+    decoder_heads("XGLMForCausalLM XGLMModel"),
     structure={**GPT, "position_type": "sinusoidal_inclusive", "position_offset": 2, "norm_eps": 1e-5},
     fresh={"hidden_act": "gelu", "embedding_scale": root_of_width, "tie_word_embeddings": True, "pad_token_id": 1},
-    layer=LAYER,
-    outer={"embed_tokens": "embed_tokens", "layer_norm": "norm"},
-    fields={
-        **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
-        **dict.fromkeys(("num_key_value_heads", "hidden_act", "rms_norm_eps", "initializer_range")),
-        "d_model": "hidden_size",
-        "ffn_dim": "intermediate_size",
-        "num_layers": "num_hidden_layers",
-        "attention_heads": "num_attention_heads",
-        "activation_function": "hidden_act",
-        "dropout": "hidden_dropout",
-        "activation_dropout": "activation_dropout",
-        "init_std": "initializer_range",
-    },
-    ignored=["embed_positions.weights"],
-    rope=None,
-    head_dim=None,
-    computed=[SCALE],
-    training_only=["layerdrop"],
-    contradictions=zeroed_position,
+    names=DecoderNames(
+        layer=LAYER, outer={"embed_tokens": "embed_tokens", "layer_norm": "norm"}, ignored=["embed_positions.weights"]
+    ),
+    settings=DecoderSettings(
+        usual=fields_without(
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "hidden_act",
+            "rms_norm_eps",
+            "initializer_range",
+        ),
+        fields={
+            "d_model": "hidden_size",
+            "ffn_dim": "intermediate_size",
+            "num_layers": "num_hidden_layers",
+            "attention_heads": "num_attention_heads",
+            "activation_function": "hidden_act",
+            "dropout": "hidden_dropout",
+            "activation_dropout": "activation_dropout",
+            "init_std": "initializer_range",
+        },
+        rope=None,
+        head_dim=None,
+        computed=[SCALE],
+        training_only=["layerdrop"],
+        contradictions=zeroed_position,
+    ),
 )

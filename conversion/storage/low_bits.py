@@ -29,7 +29,7 @@ class LowBitFormat(ABC):
         ending: what the names of tensors end in that only this format has.
         stored: the dtype of a stored weight that would pass for a plain one; None where its name shows it.
         note, note_on_paper: what a user must know of a conversion, and of a config; "" for nothing.
-        may_stay: whether some families keep the bits (`Family.has_low_bits`).
+        may_stay: whether some families keep the bits (`Names.low_bits`).
     """
 
     method = ending = note = note_on_paper = ""

@@ -12,8 +12,8 @@ class CheckpointVariant:
 
     Attributes:
         head: name of the official class that its tensors make.
-        traits: the names of the alternatives that its tensors show (`Family.alternatives`), and which optional tensors
-            are there, in the family's own words (`Family.own_traits`).
+        traits: the names of the alternatives that its tensors show (`Names.alternatives`), and which optional tensors
+            are there, in the family's own words (`Names.own_traits`).
         sizes: shapes of tensors that are stored next to the weights, which go back only where they still fit.
         prefix: what the names of all tensors begin with, of a weight file that is only read.
         note: what was found out about such a file, for its user; "" for nothing.

@@ -16,7 +16,7 @@ class EncoderPositions:
         shifted: whether positions begin after the padding token's id.
     """
 
-    def __init__(self, relative: bool, shifted: bool):
+    def __init__(self, relative: bool = False, shifted: bool = False):
         self.kinds = RELATIVE if relative else ()
         self.shifted = shifted
 

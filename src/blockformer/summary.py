@@ -118,7 +118,7 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
     family, low_bits = family_of(entries), format_of(entries)
     if low_bits is not None and not low_bits.may_stay:
         entries, notes = low_bits.plain_entries(entries), [*notes, low_bits.note_on_paper]
-    return family.our_config(family.config_from(entries)), [*notes, *family.unused_note(entries)]
+    return family.settings.our_config(family.config_from(entries)), [*notes, *family.settings.unused_note(entries)]
 
 
 def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = "") -> Summary:

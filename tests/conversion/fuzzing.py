@@ -247,8 +247,8 @@ class Cases:
         for name, sizes in OFFICIAL.items():
             family = FAMILIES[name]
             folder = base / "good" / name
-            model_class = getattr(transformers, family.model_class_name)
-            model_class(family.official_config_class(**sizes)).save_pretrained(folder)
+            model_class = getattr(transformers, family.heads[0].official)
+            model_class(family.settings.official_class(**sizes)).save_pretrained(folder)
             (folder / "tokenizer_config.json").write_text('{"model_max_length": 32, "tokenizer_class": "X"}')
             convert(folder, base / "good" / f"ours-{name}", verify=False)
             convert(base / "good" / f"ours-{name}", base / "warm", to_official=True, verify=False)
@@ -367,13 +367,15 @@ class Cases:
                 found[new] = found[old]
             elif new not in found:
                 found[new] = found.pop(old)
-        variant = family.variant_of(config, found, lambda _: torch.zeros(1))
-        spellings = family.spellings(variant)
+        variant = family.names.variant_of(config, found, lambda _: torch.zeros(1))
+        spellings = family.names.spelled(variant)
         canonical = {spellings.to_class(own): own for own in found}
         for own in found:
             assert isinstance(spellings.to_file(own), str)
         headers = {new: found[own] for new, own in canonical.items()}
-        groups = family.layout(variant, family.our_config(family.config_from(config, variant))).plan(headers)
+        groups = family.names.layout(variant, family.settings.our_config(family.config_from(config, variant))).plan(
+            headers
+        )
         assert all(target.name.isprintable() for group in groups for target in group.targets)
 
     def config(self, rng: random.Random) -> None:

@@ -36,7 +36,7 @@ SPECIAL = {
 
 def in_official_names(family, sizes):
     """Sizes by the names that a family's record gives them; what the record computes is not among them."""
-    return {theirs: sizes[ours[0]] for theirs, ours in FAMILIES[family].fields.items() if ours[0] in sizes}
+    return {theirs: sizes[ours[0]] for theirs, ours in FAMILIES[family].settings.fields.items() if ours[0] in sizes}
 
 
 BERT_SIZES = {
@@ -132,7 +132,7 @@ def official_model(family, name=None, *, seed=0, dtype=torch.float32, **settings
     torch.manual_seed(seed)
     small, cls = SMALL.get(family, Small(SIZES, spread=0.2)), official_class(family, name)
     settings = {**small.settings, **labels_of(cls.__name__, small.labels), **settings}
-    model = cls(FAMILIES[family].official_config_class(**settings)).eval()
+    model = cls(FAMILIES[family].settings.official_class(**settings)).eval()
     randomize_biases_and_norms(model, small.spread, redrawn="relative_attention_bias")
     if hasattr(model, "final_logits_bias"):  # of BART, a buffer
         model.final_logits_bias.normal_(std=0.3)

@@ -74,15 +74,15 @@ def model_of(row, usual, head=None, **more):
     """The official model of a row over those of the usual settings that its class has, its biases random too."""
     family = family_of(row)
     skip_what_an_older_release_cannot(row)
-    name = family.model_class_name if head is None else head.official
+    name = family.heads[0].official if head is None else head.official
     labels = labels_of(name)
-    names = set(family.fields)
-    known = set(inspect.signature(family.official_config_class.__init__).parameters) | names
+    names = set(family.settings.fields)
+    known = set(inspect.signature(family.settings.official_class.__init__).parameters) | names
     sizes = {**usual, **labels, **row.settings, **more}
     sizes = {**in_official_names(row.family, sizes), **sizes}
     settings = {key: value for key, value in sizes.items() if key in known or key in {**row.settings, **labels, **more}}
     torch.manual_seed(0)
-    model = getattr(transformers, name)(family.official_config_class(**settings)).eval()
+    model = getattr(transformers, name)(family.settings.official_class(**settings)).eval()
     parts = (model.config, getattr(model.config, "encoder", None), getattr(model.config, "decoder", None))
     if any(getattr(part, "attn_logit_softcapping", None) is not None for part in parts):
         model.set_attn_implementation("eager")  # older releases forget the cap otherwise

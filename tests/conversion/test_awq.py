@@ -79,7 +79,7 @@ def test_there_and_back(tmp_path, family, group, settings):
     assert sorted(report.dtypes) == ["float16", "int32"]
     assert [m.dtype for m in report.parity.measured] == ["float16", "float32"]
     assert "4-bit" in (tmp_path / "ours" / "README.md").read_text()
-    model = FAMILIES[family].model_class.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    model = FAMILIES[family].heads[0].model_class.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     assert sum(isinstance(module, QuantizedLinear) for module in model.modules()) == 14
     assert_same(model, plain)
     convert(tmp_path / "ours", tmp_path / "back", to_official=True)
@@ -100,7 +100,7 @@ def test_where_matrices_are_fused_only_plain_weights_can_be_made(tmp_path):
     assert_same(blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "ours"), plain)
 
 
-LATER = [name for name, family in FAMILIES.items() if getattr(family, "has_low_bits", False) and name not in SPECIAL]
+LATER = [name for name, family in FAMILIES.items() if family.names.low_bits and name not in SPECIAL]
 WIDE = {
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "smollm3": {"pad_token_id": 0},
@@ -115,7 +115,7 @@ def test_there_and_back_of_later_families(tmp_path, family):
     """Those whose matrices are neither fused nor reordered."""
     plain = awq_folder(tmp_path / "official", family, head_dim=16, **WIDE.get(family, {}))
     convert(tmp_path / "official", tmp_path / "ours", verify=False)
-    model = FAMILIES[family].model_class.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    model = FAMILIES[family].heads[0].model_class.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     assert any(isinstance(module, QuantizedLinear) for module in model.modules())
     assert_same(model, plain)
     convert(tmp_path / "ours", tmp_path / "back", to_official=True)

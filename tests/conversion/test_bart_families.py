@@ -90,7 +90,7 @@ def there_and_back_twice(tmp_path, family, fresh_config=True):
     report = there_and_back(tmp_path)
     (dst / "conversion.json").unlink()
     assert_verified(convert(dst, tmp_path / "fresh", to_official=True, verify="quick"))
-    config_class = FAMILIES[family].official_config_class
+    config_class = FAMILIES[family].settings.official_class
     configs = [config_class.from_pretrained(folder).to_dict() for folder in (tmp_path / "fresh", src)]
     for config in configs:  # with us a setting of generation, which goes into its own file
         config.pop("forced_eos_token_id")
@@ -526,9 +526,9 @@ def test_loss_and_gradients(tmp_path, family):
     for loss in losses:
         loss.backward()
     found = {name: parameter.grad for name, parameter in ours.named_parameters()}
-    variant = FAMILIES[family].variant_of(model.config.to_dict())
+    variant = FAMILIES[family].names.variant_of(model.config.to_dict())
     tensors = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-    groups = FAMILIES[family].layout(variant, ours.config).plan(tensors)
+    groups = FAMILIES[family].names.layout(variant, ours.config).plan(tensors)
     expected = dict(pair for group in groups for pair in group.apply(tensors.__getitem__))
     # The official row of padding learns from the head alone.
     rows = torch.arange(VOCAB) != BART_TOKENS[family]["pad_token_id"]

@@ -107,7 +107,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
     (dst / "conversion.json").unlink()
     convert(dst, tmp_path / "fresh", to_official=True, family=family, verify=False)
     assert stored(tmp_path / "fresh") == stored(src)
-    config_class = FAMILIES[family].official_config_class
+    config_class = FAMILIES[family].settings.official_class
     configs = [config_class.from_pretrained(folder).to_dict() for folder in (tmp_path / "fresh", src)]
     assert configs[0] == configs[1]
 
@@ -289,7 +289,7 @@ def test_stored_buffers_must_be_what_the_class_computes(tmp_path, name, tensor):
 @pytest.mark.parametrize(("family", "name"), [("bert", "BertForMaskedLM"), ("roberta", "RobertaForMaskedLM")])
 @pytest.mark.parametrize("both", [False, True], ids=["second", "both"])
 def test_copies_of_the_head_s_bias_and_weight(tmp_path, family, name, both):
-    names = FAMILIES[family].language_model
+    names = FAMILIES[family].names.language_model
     model = official_folder(tmp_path / "src", family, name)
     state = model.state_dict()
 
@@ -432,11 +432,11 @@ def test_settings_that_ours_cannot_express_are_named(family, changes, named):
 def test_a_preset_of_ours_finds_its_family(name, architecture, family):
     config = blockformer.preset(name, architectures=[architecture])
     assert family_for(config) is FAMILIES[family]
-    variant = FAMILIES[family].variant_for(config)
+    variant = FAMILIES[family].names.variant_for(config)
     # None means the dropout of everything else, which DistilBERT cannot say
     wanted = {**config.to_dict(), **({"classifier_dropout": 0.2} if family == "distilbert" else {})}
     official = FAMILIES[family].config_to(config)
-    assert FAMILIES[family].our_config(FAMILIES[family].config_from(official, variant)).to_dict() == wanted
+    assert FAMILIES[family].settings.our_config(FAMILIES[family].config_from(official, variant)).to_dict() == wanted
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_there_and_back_every_bit_is_the_same(tmp_path, family, tied, dtype, sha
     assert ("lm_head.weight" in stored(dst)) == (not tied)
     assert json.loads((back / "config.json").read_text()) == json.loads((src / "config.json").read_text())
 
-    official_class = getattr(transformers, FAMILIES[family].model_class_name)
+    official_class = getattr(transformers, FAMILIES[family].heads[0].official)
     ours = blockformer.BlockformerDecoderForCausalLM.from_pretrained(dst)
     again = official_class.from_pretrained(back)
     assert ours.dtype == again.dtype == DTYPES[dtype]
@@ -315,7 +315,7 @@ def test_a_native_model_needs_no_memory_to_become_official(tmp_path, family):
     ours.save_pretrained(tmp_path / "native")
     report = convert(tmp_path / "native", tmp_path / "back", to_official=True)
     assert report.family == family
-    official = getattr(transformers, FAMILIES[family].model_class_name).from_pretrained(tmp_path / "back")
+    official = getattr(transformers, FAMILIES[family].heads[0].official).from_pretrained(tmp_path / "back")
     assert_close(logits(ours), logits(official))
 
 

@@ -428,7 +428,7 @@ def test_the_other_heads(tmp_path, row, head):
 def test_decoders_that_read_texts_whole(tmp_path, row):
     """Official checkpoints whose `is_causal` is false, such as text encoders that were decoders."""
     theirs = model_of(row, SIZES, is_causal=False)
-    if False not in FAMILIES[row.family].directions:  # the official class does not follow it
+    if False not in FAMILIES[row.family].settings.directions:  # the official class does not follow it
         theirs.save_pretrained(tmp_path / "src")
         with pytest.raises(ConversionError, match="is_causal is 'False'"):
             convert(tmp_path / "src", tmp_path / "dst")

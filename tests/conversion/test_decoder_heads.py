@@ -47,7 +47,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
     (dst / "conversion.json").unlink()
     convert(dst, tmp_path / "fresh", to_official=True, family=family, verify=False)
     assert stored(tmp_path / "fresh") == stored(src)
-    config_class = FAMILIES[family].official_config_class
+    config_class = FAMILIES[family].settings.official_class
     before, after = (config_class.from_pretrained(tmp_path / name).to_dict() for name in ("src", "fresh"))
     before.pop("max_window_layers", None), after.pop("max_window_layers", None)
     assert after == before
@@ -68,7 +68,7 @@ def test_the_other_spelling_of_every_head(tmp_path, head):
     """As `Qwen3-Embedding`: a head whose stack has no prefix; and the stack alone with one."""
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     model = padded_folder(src, "qwen3", head.official, tie_word_embeddings=True)
-    inner = FAMILIES["qwen3"].inner
+    inner = FAMILIES["qwen3"].names.inner
 
     def change(tensors):
         if head.bare:

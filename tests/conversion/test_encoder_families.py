@@ -109,7 +109,7 @@ def assert_padding_changes_nothing(ours, theirs):
 def test_there_and_back_with_the_same_numbers(tmp_path, row):
     head = next(head for head in family_of(row).heads if head.writes_text)
     theirs = model_of(row, SIZES, head)
-    names, state = FAMILIES[row.family].language_model, theirs.state_dict()
+    names, state = FAMILIES[row.family].names.language_model, theirs.state_dict()
     if names.copy:  # without ties the official class reads the copy alone
         state[names.bias].copy_(state[names.copy])
     ours = getattr(blockformer, head.ours).from_pretrained(assert_there_and_back(tmp_path, row, theirs))
@@ -265,9 +265,9 @@ def test_nomic_under_the_names_of_its_first_configs(tmp_path):
     theirs.save_pretrained(tmp_path / "src")
     entries = entries_of(tmp_path / "src")
     family = FAMILIES["nomic_bert"]
-    former = {name: entries[new] for name, (new, _) in family.former_fields.items() if new in entries}
+    former = {name: entries[new] for name, new in family.settings.former.names().items() if new in entries}
     former |= {"activation_function": "geglu", "rotary_emb_base": entries["rope_parameters"]["rope_theta"]}
-    gone = dict.fromkeys((*(new for new, _ in family.former_fields.values()), "rope_parameters"), ...)
+    gone = dict.fromkeys((*family.settings.former.names().values(), "rope_parameters"), ...)
     edit_config(tmp_path / "src", **gone, **former, prenorm=False, rotary_emb_fraction=1.0, use_flash_attn=True)
     assert_same_there_and_back(tmp_path, theirs)
     edit_config(tmp_path / "src", prenorm=True)

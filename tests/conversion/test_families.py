@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import blockformer
 from blockformer.conversion import ConversionError
 from blockformer.conversion.families import registry
-from blockformer.conversion.families.decoder import DecoderFamily
+from blockformer.conversion.families.base import NOT_COMPUTED
+from blockformer.conversion.families.decoder import DecoderNames
 from blockformer.conversion.families.registry import FAMILIES, family_by_name, family_for, family_of
-from blockformer.conversion.families.translation import NOT_COMPUTED
 from blockformer.conversion.plan import expected_tensors
 from blockformer.declared_fields import axes_of
 from blockformer.model.axes import flag
@@ -75,12 +75,12 @@ ROPE = {
 def official(family, **changes):
     """An official config.json with these settings."""
     head = {"head_dim": 16} if family == "qwen3" else {}  # its class has a default of its own
-    return {"model_type": family, "architectures": [FAMILIES[family].model_class_name], **SIZES, **head, **changes}
+    return {"model_type": family, "architectures": [FAMILIES[family].heads[0].official], **SIZES, **head, **changes}
 
 
 def canonical(family, entries):
     """What transformers makes of a config.json."""
-    fields = FAMILIES[family].official_config_class.from_dict(copy.deepcopy(entries)).to_dict()
+    fields = FAMILIES[family].settings.official_class.from_dict(copy.deepcopy(entries)).to_dict()
     for name in ("transformers_version", "_name_or_path"):
         fields.pop(name, None)
     fields["rope_parameters"].pop("type", None)  # the old spelling of rope_type
@@ -217,9 +217,9 @@ def test_all_unsupported_settings_are_named_at_once():
 
 def test_entries_that_can_name_code_are_dropped():
     entries = official("llama", auto_map={"AutoConfig": "evil.Config"}, attn_implementation="somebody/kernel")
-    config = FAMILIES["llama"].our_config(FAMILIES["llama"].config_from(entries))
+    config = FAMILIES["llama"].settings.our_config(FAMILIES["llama"].config_from(entries))
     assert "evil" not in str(config.to_dict())
-    assert FAMILIES["llama"].official_config(entries)._attn_implementation is None
+    assert FAMILIES["llama"].settings.official_config(entries)._attn_implementation is None
 
 
 def test_a_negative_padding_token_means_none():
@@ -387,11 +387,11 @@ SMALL = {
 def config_of(family, head):
     """A config of ours for a head of a family."""
     entries = {"architectures": [head.official], **SMALL.get(family, {})}
-    if isinstance(FAMILIES[family], DecoderFamily):  # some classes have a default that their vocabulary has not
+    if isinstance(FAMILIES[family].names, DecoderNames):  # some classes have a default that their vocabulary has not
         entries |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     if getattr(head, "is_decoder", False):
         entries["is_decoder"] = True
-    return FAMILIES[family].our_config(FAMILIES[family].config_from(entries))
+    return FAMILIES[family].settings.our_config(FAMILIES[family].config_from(entries))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

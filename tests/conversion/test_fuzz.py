@@ -98,8 +98,8 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("qwen3", "bert", "gpt2", "t5", "bart"):
         family = fuzzing.FAMILIES[name]
         folders[name] = tmp_path_factory.mktemp("official") / name
-        config = family.official_config_class(**fuzzing.OFFICIAL[name])
-        getattr(transformers, family.model_class_name)(config).save_pretrained(folders[name])
+        config = family.settings.official_class(**fuzzing.OFFICIAL[name])
+        getattr(transformers, family.heads[0].official)(config).save_pretrained(folders[name])
     return folders
 
 

@@ -87,9 +87,9 @@ def test_one_of_two_parts_of_a_head_may_be_missing(tmp_path):
 @pytest.mark.parametrize("name", ["bert", "roberta", "albert", "mpnet"])
 def test_verify_takes_a_pooler_that_the_head_does_not_read(tmp_path, name):
     official_folder(tmp_path / "src", name, "ForMaskedLM")
-    root = FAMILIES[name].root
+    root = FAMILIES[name].names.root
     width = entries_of(tmp_path / "src")["hidden_size"]
-    pooler = FAMILIES[name].pooler
+    pooler = FAMILIES[name].names.pooler
     weights = {f"{root}{pooler}.weight": torch.randn(width, width), f"{root}{pooler}.bias": torch.randn(width)}
     edit_tensors(tmp_path / "src", **weights)
     there_and_back(tmp_path)
@@ -136,7 +136,7 @@ def test_names_of_wrapped_classes(tmp_path):
     for name, cls in (("llama", "LlamaForCausalLM"), ("bert", "BertForMaskedLM"), ("bart", "BartModel")):
         official_folder(src, name, cls)
         edit_config(src, architectures=[f"FSDP{cls}"])
-        assert FAMILIES[name].variant_of(entries_of(src), load_file(src / "model.safetensors")).head == cls
+        assert FAMILIES[name].names.variant_of(entries_of(src), load_file(src / "model.safetensors")).head == cls
         for wrapper in ("OptimizedModule", "PeftModelForCausalLM"):
             edit_config(src, architectures=[wrapper])
             for door in (lambda: convert(src, tmp_path / "dst"), lambda: from_official(src), lambda: summarize(src)):

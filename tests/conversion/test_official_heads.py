@@ -31,7 +31,7 @@ def official_classes(model_type):
     module = importlib.import_module(file)
     found = {name for name in module.__all__ if issubclass(getattr(module, name), PreTrainedModel)}
     found = {name for name in found if "pretrained" not in name.lower()}
-    own = {family.config_class_name for family in FAMILIES.values() if family.model_type == model_type}
+    own = {family.settings.config_class for family in FAMILIES.values() if family.model_type == model_type}
     found = {name for name in found if getattr(module, name).config_class.__name__ in own}
     return found | {name for name in classes if issubclass(getattr(module, name, object), PreTrainedModel)}
 
@@ -41,7 +41,7 @@ def heads_of(model_type):
 
 
 def refusals_of(model_type):
-    return {name for family in FAMILIES.values() if family.model_type == model_type for name in family.refused}
+    return {name for family in FAMILIES.values() if family.model_type == model_type for name in family.names.refused}
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -61,7 +61,7 @@ def pruned_folder(folder, family):
     """A pruned checkpoint, and the whole official model with zeros where it has no heads."""
     torch.manual_seed(0)
     model_class, root, names = CASES[family]
-    config_class = FAMILIES[family].official_config_class
+    config_class = FAMILIES[family].settings.official_class
     own = {"embedding_size": 24} if family == "electra" else {}
     model = getattr(transformers, model_class)(config_class(**WITH_POSITIONS_OF_ROBERTA, **own)).eval()
     with torch.no_grad():

@@ -76,7 +76,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
     (dst / "conversion.json").unlink()
     convert(dst, tmp_path / "fresh", to_official=True, family=family, verify=False)
     assert stored(tmp_path / "fresh") == stored(src)
-    config_class = FAMILIES[family].official_config_class
+    config_class = FAMILIES[family].settings.official_class
     configs = [config_class.from_pretrained(folder).to_dict() for folder in (tmp_path / "fresh", src)]
     if "EncoderDecoder" not in head.ours:  # what an encoder has no use for; the official classes do not agree on it
         for config in configs:

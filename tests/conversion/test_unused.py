@@ -21,8 +21,8 @@ USED = [
 @pytest.mark.parametrize(("name", "entries"), USED)
 def test_an_entry_under_an_older_name_is_used(name, entries):
     config = {"model_type": name, "strange": 3, **entries}
-    assert FAMILIES[name].unused(config) == ["strange"]
-    assert "'strange'" in FAMILIES[name].unused_note(config)[0]
+    assert FAMILIES[name].settings.unused(config) == ["strange"]
+    assert "'strange'" in FAMILIES[name].settings.unused_note(config)[0]
 
 
 def test_thousands_of_entries_take_a_few_builds():
@@ -30,7 +30,7 @@ def test_thousands_of_entries_take_a_few_builds():
 
     def build(entries):
         built.append(entries)
-        return family.official_config(entries)
+        return family.settings.official_config(entries)
 
     entries = {f"strange_{index}": index for index in range(3000)} | {"num_labels": 7}
     left = without_effect(build, entries, list(entries))

@@ -111,7 +111,7 @@ def folder_with_further_layers(folder, family, prefix):
     """A checkpoint with tensors of layers that predict further tokens: their names begin with the prefix."""
     sizes = {**OFFICIAL_DECODER, **FURTHER_SIZES[family]}
     torch.manual_seed(0)
-    model = official_class(family)(FAMILIES[family].official_config_class(**sizes)).eval()
+    model = official_class(family)(FAMILIES[family].settings.official_class(**sizes)).eval()
     model.save_pretrained(folder)
     edit_tensors(folder, **{f"{prefix}{name}.weight": torch.randn(size) for name, size in FURTHER.items()})
     edit_config(folder, num_nextn_predict_layers=1)

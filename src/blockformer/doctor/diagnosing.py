@@ -146,7 +146,7 @@ def _of_settings(found: Examination) -> list[Finding]:
     except ConversionError:
         return []
     entries = {name: value for name, value in found.config.items() if name not in EARLIER}
-    notes = family.unused_note(entries, only_misspelt=True) if family is not None else []
+    notes = family.settings.unused_note(entries, only_misspelt=True) if family is not None else []
     return [Finding("misspelt", WARNING, note, "correct the names") for note in notes]
 
 

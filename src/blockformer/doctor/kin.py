@@ -23,10 +23,10 @@ def _patterns(name: str) -> tuple[tuple[Pattern, ...], int]:
     for head in family.heads:
         with quiet(errors=True):
             try:
-                variant = family.variant_of({"architectures": [head.official]}, None)
-                config = family.our_config(family.config_from({"architectures": [head.official]}, variant))
-                rules = [*family.layout(variant, config).rules, *family.storage(variant, config)]
-                spelled = family.spellings(variant)
+                variant = family.names.variant_of({"architectures": [head.official]}, None)
+                config = family.settings.our_config(family.config_from({"architectures": [head.official]}, variant))
+                rules = [*family.names.layout(variant, config).rules, *family.names.storage(variant, config)]
+                spelled = family.names.spelled(variant)
             except Exception:  # nosec B112 # a head whose config has no defaults
                 continue
         names |= dict.fromkeys(spelled.to_file(source) for rule in rules for source in tuple_of(rule.source))

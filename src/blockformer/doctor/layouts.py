@@ -67,9 +67,9 @@ class Layouts:
         """
         if self.family is None or self.variant is None or not tensors:
             return []
-        layout = self.family.layout(self.variant, self.config)
-        storage = RuleTable(self.family.storage(self.variant, self.config), layers=layout.layers)
-        spelled = self.family.spellings(self.variant)
+        layout = self.family.names.layout(self.variant, self.config)
+        storage = RuleTable(self.family.names.storage(self.variant, self.config), layers=layout.layers)
+        spelled = self.family.names.spelled(self.variant)
         of_class = {name: header for name, header in tensors.items() if name in self.in_class}
         of_ours = {name: header for name, header in tensors.items() if name not in of_class}
         first = layout.plan(of_ours, reverse=True) if of_ours else []
@@ -101,16 +101,17 @@ def layouts_of(
     if is_ours(entries):
         return _of_ours(entries)
     family = family_of(entries) if family_name is None else family_by_name(family_name)
-    variant = family.variant_of(entries, names, read)
+    variant = family.names.variant_of(entries, names, read)
     variant = replace(variant, traits=variant.traits - {STACKED})
-    config = family.our_config(family.config_from(entries, variant))
-    shapes, tied, _ = expected_tensors(family.our_class(variant), config)
-    pooler = unread_pooler(family.our_class(variant), config)
-    layout = family.layout(variant, config)
+    config = family.settings.our_config(family.config_from(entries, variant))
+    our_class = family.names.head(variant).model_class
+    shapes, tied, _ = expected_tensors(our_class, config)
+    pooler = unread_pooler(our_class, config)
+    layout = family.names.layout(variant, config)
     in_class = layout.shapes_before(shapes | pooler)
-    storage = RuleTable(family.storage(variant, config), layers=layout.layers)
+    storage = RuleTable(family.names.storage(variant, config), layers=layout.layers)
     made = storage.plan(_headers(in_class), reverse=True, rest=True)
-    spelled = family.spellings(variant)
+    spelled = family.names.spelled(variant)
 
     def published(ours: Mapping[str, Shape]) -> Iterable[str]:
         return (spelled.to_file(name) for name in layout.shapes_before(ours))

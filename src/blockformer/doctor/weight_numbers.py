@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from blockformer.conversion.families.base import HEAD_ONLY
+from blockformer.conversion.families.names import HEAD_ONLY
 from blockformer.conversion.rules.ties import check_tied
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError, listed, shown
