@@ -17,13 +17,13 @@ from transformers import PretrainedConfig
 from blockformer.files.errors import ConversionError, listed, shown
 
 from ..families.base import Family
-from ..families.decoder import GPT
 from ..families.encoder_decoder import same_bits
 from ..families.head import Head
 from ..families.names import Names
 from ..families.oracle import Oracle
 from ..families.original import FRESH as ORIGINAL_FRESH
 from ..families.settings import Settings
+from ..families.shared import GPT
 from ..rules.table import Rule
 from ..storage.spelling import Prefix, Spellings
 from ..storage.variant import CheckpointVariant

@@ -9,9 +9,9 @@ from transformers import PretrainedConfig
 
 from ..values import Computed, NotExpressible, WindowByLayer, only_sliding_layers_rotate
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, Q_AND_K_NORM, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import every, root_of_width, rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, Q_AND_K_NORM
 from .with_experts import FINE, SHARED_EXPERTS, SIGMOID_ROUTER, ExpertNames, first_dense, shared_experts
 
 
@@ -29,7 +29,7 @@ def _write_scale(config: PretrainedConfig, head: Any) -> dict[str, Any]:
 FAMILY = Family(
     "afmoe",
     "AfmoeConfig",
-    decoder_heads("AfmoeForCausalLM AfmoeModel"),
+    "AfmoeForCausalLM AfmoeModel",
     structure={
         **LLAMA,
         "norm_placement": "pre_output",

@@ -5,9 +5,9 @@ It is xIELU (Huang and Schlag, 2024), which has two trained numbers in each laye
 
 from ..rules.table import Rule
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, PLAIN_MLP, Q_AND_K_NORM, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, PLAIN_MLP, Q_AND_K_NORM
 
 NUMBERS = ("alpha_p", "alpha_n", "beta", "eps")
 
@@ -21,7 +21,7 @@ def rules_of_the_activation(config) -> list[Rule]:
 FAMILY = Family(
     "apertus",
     "ApertusConfig",
-    decoder_heads("ApertusForCausalLM ApertusModel ApertusForTokenClassification"),
+    "ApertusForCausalLM ApertusModel ApertusForTokenClassification",
     structure={**LLAMA, "gated_mlp": False, "qk_norm": True},
     fresh={**rotary(12_000_000.0), "hidden_act": "xielu", "norm_eps": 1e-5},
     names=DecoderNames(

@@ -1,18 +1,14 @@
 """AFM (Arcee, 2025): Llama with a network without a gate, and squared ReLU."""
 
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, NORMS, PLAIN_MLP, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, NORMS, PLAIN_MLP
 
 FAMILY = Family(
     "arcee",
     "ArceeConfig",
-    decoder_heads(
-        "ArceeForCausalLM ArceeModel ArceeForSequenceClassification "
-        "ArceeForTokenClassification ArceeForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "ArceeForCausalLM ArceeModel ArceeForSequenceClassification ArceeForTokenClassification ArceeForQuestionAnswering",
     structure={**LLAMA, "gated_mlp": False},
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},
     names=DecoderNames(layer={**ATTENTION, **PLAIN_MLP, **NORMS}),

@@ -5,9 +5,9 @@ from typing import Any
 from ..values import TOKEN_TYPES, EncoderPositions
 from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
-from .decoder import BIASES
 from .encoder_heads import LanguageModelNames, standard_heads
 from .preset import Preset
+from .shared import BIASES
 
 STRUCTURE = {
     "norm_type": "layer_norm",

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from ..values import Computed
 from .base import Family
-from .decoder import GPT, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import TOKENS, decoder_heads
 from .fresh import root_of_width
+from .shared import GPT, QKV, fields_without
 
 CLASSES = "BioGptForCausalLM BioGptModel BioGptForSequenceClassification BioGptForTokenClassification"
 HEADS = [

@@ -2,10 +2,11 @@
 
 from ..values import HeadDim, InnerSize
 from .base import Family
-from .decoder import GPT, NORMS, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import four_widths
 from .gpt_neox import by_head
+from .shared import GPT, NORMS, QKV, fields_without
 
 
 def exact_slices(official):

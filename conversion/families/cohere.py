@@ -7,9 +7,9 @@ from ..rules.operations import DeinterleaveRotaryNorms
 from ..rules.table import Rule
 from ..values import Computed, Flag, HeadDim, WindowByLayer, only_sliding_layers_rotate
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LAYER_NORM_FIELDS, LLAMA, MLP, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LAYER_NORM_FIELDS, LLAMA, MLP
 
 STRUCTURE = {**LLAMA, "norm_type": "layer_norm", "norm_bias": False, "residual": "parallel_shared_norm"}
 MODULES = {**ATTENTION, **MLP, "input_layernorm": "self_attn_pre_norm"}
@@ -25,7 +25,7 @@ def norms_of_heads(config):
 COHERE = Family(
     "cohere",
     "CohereConfig",
-    decoder_heads("CohereForCausalLM CohereModel"),
+    "CohereForCausalLM CohereModel",
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True},
     names=DecoderNames(layer=MODULES, pairs=True, more_rules=norms_of_heads),
@@ -39,7 +39,7 @@ COHERE = Family(
 COHERE2 = Family(
     "cohere2",
     "Cohere2Config",
-    decoder_heads("Cohere2ForCausalLM Cohere2Model"),
+    "Cohere2ForCausalLM Cohere2Model",
     structure=STRUCTURE,
     fresh={
         **rotary(50_000.0),

@@ -7,7 +7,7 @@ Today's classes write the stack's tensors with a prefix, or without one if the m
 checkpoints do the opposite, whatever their head: that is a trait of their `CheckpointVariant`.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from transformers import PretrainedConfig
@@ -21,67 +21,16 @@ from ..storage.low_bits import FIELD
 from ..storage.spelling import Alternative, Prefix
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
-from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout
+from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
 from .head import VALUE_HEAD, Head
 from .names import HEAD_ONLY, Names
 from .refused import UNSUPPORTED
 from .settings import Settings
+from .shared import ATTENTION, FIELDS, LAYER, MLP, NORMS, OUTER, QKV, Fields, Modules
 
-Modules = Mapping[str, str | tuple[str, ...]]
 PREFIX, NO_PREFIX = "prefix", "no prefix"
 """Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
-LAYER = "layers.{layer}."
-QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-ATTENTION = {name: name for name in (*QKV, "self_attn.o_proj")}
-MLP = {name: name for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
-NORMS = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
-"""Official norm of a layer -> ours."""
-OUTPUT_NORMS = {"post_attention_layernorm": "self_attn_output_norm", "post_feedforward_layernorm": "mlp_output_norm"}
-FOUR_NORMS = {
-    "input_layernorm": "self_attn_pre_norm",
-    "post_attention_layernorm": "self_attn_output_norm",
-    "pre_feedforward_layernorm": "mlp_pre_norm",
-    "post_feedforward_layernorm": "mlp_output_norm",
-}
-PLAIN_MLP = {name: name for name in ("mlp.up_proj", "mlp.down_proj")}
-"""Without a gate."""
-Q_AND_K_NORM = {name: name for name in ("self_attn.q_norm", "self_attn.k_norm")}
-FUSED_MLP: Modules = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj": "mlp.down_proj"}
-OUTER = {"embed_tokens": "embed_tokens", "norm": "norm"}
-"""Official module outside of the layers -> ours."""
-Fields = dict[str, str | tuple[str, ...]]
-FIELDS: Fields = {
-    **{
-        name: name
-        for name in (
-            "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-            "hidden_act max_position_embeddings initializer_range use_cache tie_word_embeddings attention_dropout "
-            "pad_token_id bos_token_id eos_token_id"
-        ).split()
-    },
-    "rms_norm_eps": "norm_eps",
-}
-"""Official field -> ours, in Llama and most others."""
-
-
-def fields_without(*names: str) -> Fields:
-    """`FIELDS` without these, which an official class lacks or calls otherwise."""
-    return {theirs: ours for theirs, ours in FIELDS.items() if theirs not in names}
-
-
-LAYER_NORM_FIELDS: Fields = {**fields_without("rms_norm_eps"), "layer_norm_eps": "norm_eps"}
-"""The same of a class with layer norms."""
-ALL_ATTENTION_BIASES = ("attention_bias", "attention_output_bias")
-"""What the official `attention_bias` of some families sets."""
-ALL_BIASES = (*ALL_ATTENTION_BIASES, "mlp_bias")
 ROPE, HEAD_DIM, NO_WINDOW = Rope(), HeadDim(), NoWindow()
-
-LLAMA = {"norm_type": "rms_norm", "norm_placement": "pre", "position_type": "rotary", "gated_mlp": True}
-"""The structure of decoders after Llama."""
-BIASES = dict.fromkeys(ALL_BIASES, True)
-GPT = {"norm_type": "layer_norm", "norm_placement": "pre", "gated_mlp": False, **BIASES}
-"""The structure of decoders after GPT."""
-ROTARY_GPT = {**GPT, "position_type": "rotary"}
 
 
 class LowBits:
@@ -107,11 +56,6 @@ class Direction:
     def write(self, config, head):
         """See `Value.write`."""
         return {"is_causal": False} if config.bidirectional else {}
-
-
-def sinks(config: PretrainedConfig) -> list[Rule]:
-    """The rule of a layer whose heads have sinks."""
-    return [Rule("self_attn.sinks", "self_attn.sinks")]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -185,6 +129,10 @@ class DecoderNames(Names[Head]):
     outside: Collection[str] = ()
 
     topology = "decoder"
+
+    def heads_of(self, classes):
+        """See `Names.heads_of`."""
+        return decoder_heads(classes)
 
     @property
     def low_bits(self):

@@ -5,6 +5,8 @@ from typing import Any
 from .head import RELEASED, Head
 
 OURS = "BlockformerDecoder"
+USUAL_QA = {"model.": "transformer."}
+"""Prefix of a stack -> its prefix in the class for question answering that most decoders share."""
 TOKEN_DROPOUT = 0.1
 """Before the official head of tokens, where the config does not say."""
 DROPOUT_ENTRIES = ("classifier_dropout", "hidden_dropout")
@@ -25,7 +27,7 @@ def decoder_heads(
     Args:
         classes: names of the official classes, the language model first.
         root: prefix of the stack's tensors.
-        qa_root: the same in the class for question answering, where it differs.
+        qa_root: the same in the class for question answering; "" for the usual one.
         token_head: name of the head of tokens.
         head_bias: whether the head of the language model may have a bias.
         bare_root: prefix of the stack's tensors in the class without a head.
@@ -35,7 +37,7 @@ def decoder_heads(
     kinds: dict[str, tuple[Any, ...]] = {
         ROWS: (ROWS, root, {}, score),
         TOKENS: (TOKENS, root, {token_head: "score"}, {}),
-        ANSWERS: (ANSWERS, qa_root or root, answer, {}),
+        ANSWERS: (ANSWERS, qa_root or USUAL_QA.get(root, root), answer, {}),
         "ForCausalLM": ("ForCausalLM", root, {}, head),
         "LMHeadModel": ("ForCausalLM", root, {}, head),
         "Model": ("Model", bare_root, {}, {}),

@@ -15,10 +15,10 @@ from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFi
 from ..rules.table import Rule
 from ..values import Computed, Rope, constants, part_of
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import rotary
 from .oracle import Oracle, wrong_before
+from .shared import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS
 from .with_experts import (
     DEEPSEEK_FIELDS,
     FINE,
@@ -120,7 +120,7 @@ V3_FIELDS = {**DEEPSEEK_FIELDS, **LATENT_FIELDS}
 DEEPSEEK_V2 = Family(
     "deepseek_v2",
     "DeepseekV2Config",
-    decoder_heads("DeepseekV2ForCausalLM DeepseekV2Model DeepseekV2ForSequenceClassification"),
+    "DeepseekV2ForCausalLM DeepseekV2Model DeepseekV2ForSequenceClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6, "norm_topk_prob": False, "router_float32": True},
     fresh={**FRESH, "shared_expert_intermediate_size": 768, "experts_per_group_score": 1},
     names=ExpertNames(sparse=SHARED_EXPERTS, **LATENT_NAMES),
@@ -144,9 +144,7 @@ DEEPSEEK_V2 = Family(
 DEEPSEEK_V3 = Family(
     "deepseek_v3",
     "DeepseekV3Config",
-    decoder_heads(
-        "DeepseekV3ForCausalLM DeepseekV3Model DeepseekV3ForSequenceClassification DeepseekV3ForTokenClassification"
-    ),
+    "DeepseekV3ForCausalLM DeepseekV3Model DeepseekV3ForSequenceClassification DeepseekV3ForTokenClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6, **SIGMOID_ROUTER},
     fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
     names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], **LATENT_NAMES),

@@ -2,9 +2,9 @@
 
 from ..values import WindowByLayer
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
     DEEPSEEK_FIELDS,
     FINE,
@@ -28,7 +28,7 @@ class Window(WindowByLayer):
 FAMILY = Family(
     "dots1",
     "Dots1Config",
-    decoder_heads("Dots1ForCausalLM Dots1Model"),
+    "Dots1ForCausalLM Dots1Model",
     structure={**LLAMA, "qk_norm": True, **SIGMOID_ROUTER},
     fresh={**rotary(10_000_000.0), **FINE, "shared_expert_intermediate_size": 768, "routed_scaling_factor": 2.5},
     names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, sparse=SHARED_EXPERTS),

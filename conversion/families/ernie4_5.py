@@ -1,14 +1,14 @@
 """ERNIE 4.5 without experts (Baidu, 2025): Llama whose heads turn neighbouring channels, with one switch for biases."""
 
 from .base import Family
-from .decoder import ALL_BIASES, LLAMA, DecoderNames, DecoderSettings, fields_without
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_BIASES, LLAMA, fields_without
 
 FAMILY = Family(
     "ernie4_5",
     "Ernie4_5Config",
-    decoder_heads("Ernie4_5ForCausalLM Ernie4_5Model"),
+    "Ernie4_5ForCausalLM Ernie4_5Model",
     structure=LLAMA,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5, "tie_word_embeddings": True},
     names=DecoderNames(pairs=True),

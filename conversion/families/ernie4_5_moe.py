@@ -6,9 +6,10 @@ from typing import Any
 from ..storage.experts import OneByOne
 from ..values import Computed
 from .base import Family
-from .decoder import ALL_BIASES, LLAMA, DecoderSettings, fields_without
+from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .shared import ALL_BIASES, LLAMA, fields_without
 from .with_experts import FINE, SHARED_EXPERTS, ExpertNames, shared_experts
 
 

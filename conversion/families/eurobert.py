@@ -3,9 +3,9 @@
 from ..values import Computed, HeadDim, Rope
 from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
 
 POOLING = {"bos": "first", "mean": "mean", "late": "mean_of_pooled"}
 SAME = (

@@ -2,9 +2,9 @@
 
 from ..values import Computed, WindowByLayer, only_sliding_layers_rotate
 from .base import Family
-from .decoder import ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
+from .shared import ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM
 
 
 def read_rotating(official):
@@ -20,11 +20,8 @@ def write_rotating(config, head):
 FAMILY = Family(
     "exaone4",
     "Exaone4Config",
-    decoder_heads(
-        "Exaone4ForCausalLM Exaone4Model Exaone4ForSequenceClassification "
-        "Exaone4ForTokenClassification Exaone4ForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "Exaone4ForCausalLM Exaone4Model Exaone4ForSequenceClassification "
+    "Exaone4ForTokenClassification Exaone4ForQuestionAnswering",
     structure={**LLAMA, "norm_placement": "output", "qk_norm": True},
     fresh={**rotary(1_000_000.0), **every(4, 4096), **every(4), "norm_eps": 1e-5},
     names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),

@@ -6,10 +6,10 @@ Checkpoints may hold layers that predict further tokens.
 from ..storage.spelling import Ending
 from ..values import Computed, WindowByLayer
 from .base import Family
-from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .exaone4 import read_rotating, write_rotating
 from .fresh import every, rotary
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
     DEEPSEEK_FIELDS,
     FINE,
@@ -23,7 +23,7 @@ from .with_experts import (
 FAMILY = Family(
     "exaone_moe",
     "ExaoneMoeConfig",
-    decoder_heads("ExaoneMoeForCausalLM ExaoneMoeModel"),
+    "ExaoneMoeForCausalLM ExaoneMoeModel",
     structure={
         **LLAMA,
         "qk_norm": True,

@@ -10,9 +10,10 @@ from ..rules.operations import Split
 from ..rules.table import module_rules
 from ..values import Computed, HeadDim, NotExpressible
 from .base import Family
-from .decoder import ALL_BIASES, QKV, ROTARY_GPT, DecoderNames, DecoderSettings, fields_without
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .shared import ALL_BIASES, QKV, ROTARY_GPT, fields_without
 
 
 def read_architecture(official):

@@ -3,15 +3,15 @@
 from ..storage.spelling import Ending
 from ..values import Computed, WindowByLayer, only_sliding_layers_rotate
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings, sinks
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import every, rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, sinks
 from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
 
 FAMILY = Family(
     "flint",
     "FlintConfig",
-    decoder_heads("FlintForCausalLM FlintModel"),
+    "FlintForCausalLM FlintModel",
     structure={
         **LLAMA,
         "qk_norm": True,

@@ -8,19 +8,9 @@ from blockformer.files.errors import ConversionError
 
 from ..values import Computed, NotExpressible, RopeByLayerType, WindowByLayer, invert_power
 from .base import Family
-from .decoder import (
-    ALL_ATTENTION_BIASES,
-    ATTENTION,
-    FOUR_NORMS,
-    LLAMA,
-    MLP,
-    Q_AND_K_NORM,
-    DecoderNames,
-    DecoderSettings,
-    fields_without,
-)
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, root_of_width, rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM, fields_without
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered"}
 FRESH = {"hidden_act": "gelu_pytorch_tanh", "embedding_scale": root_of_width, "tie_word_embeddings": True}
@@ -94,7 +84,7 @@ class BothWays:
 GEMMA = Family(
     "gemma",
     "GemmaConfig",
-    decoder_heads("GemmaForCausalLM GemmaModel GemmaForSequenceClassification GemmaForTokenClassification"),
+    "GemmaForCausalLM GemmaModel GemmaForSequenceClassification GemmaForTokenClassification",
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH},
     names=DecoderNames(),
@@ -103,7 +93,7 @@ GEMMA = Family(
 GEMMA2 = Family(
     "gemma2",
     "Gemma2Config",
-    decoder_heads("Gemma2ForCausalLM Gemma2Model Gemma2ForSequenceClassification Gemma2ForTokenClassification"),
+    "Gemma2ForCausalLM Gemma2Model Gemma2ForSequenceClassification Gemma2ForTokenClassification",
     structure={**STRUCTURE, "norm_placement": "pre_output"},
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 4096)},
     names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS}),
@@ -118,7 +108,7 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     "gemma3_text",
     "Gemma3TextConfig",
-    decoder_heads("Gemma3ForCausalLM Gemma3TextModel Gemma3TextForSequenceClassification"),
+    "Gemma3ForCausalLM Gemma3TextModel Gemma3TextForSequenceClassification",
     structure={**STRUCTURE, "norm_placement": "pre_output", "qk_norm": True},
     fresh={**FRESH, **every(6, 512), **by_type(1_000_000.0, 10_000.0)},
     names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS, **Q_AND_K_NORM}),
@@ -133,7 +123,7 @@ GEMMA3 = Family(
 VAULT = Family(
     "vaultgemma",
     "VaultGemmaConfig",
-    decoder_heads("VaultGemmaForCausalLM VaultGemmaModel"),
+    "VaultGemmaForCausalLM VaultGemmaModel",
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 512)},
     names=DecoderNames(

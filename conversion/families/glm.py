@@ -5,15 +5,15 @@ The later one has a norm before and after each sub-layer.
 
 from ..values import Rope
 from .base import Family
-from .decoder import ATTENTION, FUSED_MLP, LLAMA, NORMS, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ATTENTION, FUSED_MLP, LLAMA, NORMS
 
 FIELDS = {"attention_bias": "attention_bias"}
 GLM = Family(
     "glm",
     "GlmConfig",
-    decoder_heads("GlmForCausalLM GlmModel GlmForSequenceClassification GlmForTokenClassification"),
+    "GlmForCausalLM GlmModel GlmForSequenceClassification GlmForTokenClassification",
     structure=LLAMA,
     fresh={**rotary(10_000.0, 0.5), "attention_bias": True, "norm_eps": 1.5625e-07, "eos_token_id": 2},
     names=DecoderNames(layer={**ATTENTION, **FUSED_MLP, **NORMS}, pairs=True),
@@ -22,7 +22,7 @@ GLM = Family(
 GLM4 = Family(
     "glm4",
     "Glm4Config",
-    decoder_heads("Glm4ForCausalLM Glm4Model Glm4ForSequenceClassification Glm4ForTokenClassification"),
+    "Glm4ForCausalLM Glm4Model Glm4ForSequenceClassification Glm4ForTokenClassification",
     structure={**LLAMA, "norm_placement": "pre_output"},
     fresh={**rotary(10_000.0, 0.5), "norm_eps": 1e-5, "eos_token_id": 2},
     names=DecoderNames(

@@ -5,9 +5,9 @@ Checkpoints hold a layer after the last one, which predicts one token more.
 
 from ..values import Flag, Rope, constants
 from .base import Family
-from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import rotary
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
     DEEPSEEK_FIELDS,
     FINE,
@@ -22,7 +22,7 @@ from .with_experts import (
 FAMILY = Family(
     "glm4_moe",
     "Glm4MoeConfig",
-    decoder_heads("Glm4MoeForCausalLM Glm4MoeModel"),
+    "Glm4MoeForCausalLM Glm4MoeModel",
     structure={**LLAMA, **SIGMOID_ROUTER},
     fresh={
         **rotary(1_000_000.0, 0.5),

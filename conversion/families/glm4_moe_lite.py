@@ -4,15 +4,15 @@ Checkpoints hold a layer after the last one, which predicts one token more.
 """
 
 from .base import Family
-from .decoder import LLAMA, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .deepseek import FRESH, LATENT_NAMES, SETTINGS, V3_FIELDS
+from .shared import LLAMA
 from .with_experts import FLOAT32_ROUTER, SHARED_EXPERTS, ExpertNames, expert_groups, shared_experts
 
 FAMILY = Family(
     "glm4_moe_lite",
     "Glm4MoeLiteConfig",
-    decoder_heads("Glm4MoeLiteForCausalLM Glm4MoeLiteModel"),
+    "Glm4MoeLiteForCausalLM Glm4MoeLiteModel",
     structure={
         **LLAMA,
         "latent_norm_eps": 1e-6,

@@ -17,9 +17,10 @@ from ..rules.operations import Chain, EqualParts, Identity, Reversible, Split, T
 from ..rules.table import Rule
 from ..values import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 from .base import Family
-from .decoder import GPT, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .oracle import Oracle
+from .shared import GPT, QKV, fields_without
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")

@@ -3,10 +3,11 @@
 from ..rules.operations import Split
 from ..values import Computed, Flag, InnerSize
 from .base import Family
-from .decoder import GPT, QKV, DecoderNames, DecoderSettings
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .gpt2 import FIELDS, USUAL
 from .gpt_neox import by_head
+from .shared import GPT, QKV
 
 
 def split(config, rows):

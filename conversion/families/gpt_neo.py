@@ -2,11 +2,12 @@
 
 from ..values import Computed, InnerSize
 from .base import Family
-from .decoder import GPT, DecoderNames, DecoderSettings, fields_without
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import every
 from .gpt2 import FIELDS, NORMS, OUTER
 from .gpt2 import FRESH as GPT2_FRESH
+from .shared import GPT, fields_without
 
 KINDS = {"global": "full_attention", "local": "sliding_attention"}
 """Official type of a layer -> ours."""

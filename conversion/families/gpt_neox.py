@@ -7,9 +7,10 @@ from ..rules.operations import Split
 from ..storage.spelling import Ending
 from ..values import Flag, HeadDim, Rope
 from .base import Family
-from .decoder import NORMS, QKV, ROTARY_GPT, DecoderNames, DecoderSettings, fields_without
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .shared import NORMS, QKV, ROTARY_GPT, fields_without
 
 HEAD = Ending({"embed_out.weight": "lm_head.weight"})
 """The language model head: in every checkpoint, and in the class of the newest releases."""

@@ -19,9 +19,9 @@ from ..rules.operations import Chain, Shape, Transpose
 from ..rules.table import Rule, module_rules
 from ..values import Computed
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderSettings, fields_without, sinks
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import every
+from .shared import ALL_ATTENTION_BIASES, LLAMA, fields_without, sinks
 from .with_experts import ExpertNames
 
 
@@ -77,7 +77,7 @@ def _write(config, head) -> dict[str, Any]:
 FAMILY = Family(
     "gpt_oss",
     "GptOssConfig",
-    decoder_heads("GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification"),
+    "GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification",
     structure={**LLAMA, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"},
     fresh={
         **every(2, 128),

@@ -9,10 +9,11 @@ from typing import Any
 from ..rules.operations import Split
 from ..values import InnerSize, RotaryPart
 from .base import Family
-from .decoder import ROTARY_GPT, DecoderNames, DecoderSettings
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .gpt2 import FIELDS, USUAL
+from .shared import ROTARY_GPT
 
 STRUCTURE = {
     **ROTARY_GPT,

@@ -4,9 +4,9 @@ from typing import Any
 
 from ..values import Computed, Factor, HeadDim, invert_power
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, LLAMA
 
 FRESH = {
     **rotary(10_000.0),
@@ -35,7 +35,7 @@ FIELDS: dict[str, str | tuple[str, ...] | None] = {
 FAMILY = Family(
     "granite",
     "GraniteConfig",
-    decoder_heads("GraniteForCausalLM GraniteModel"),
+    "GraniteForCausalLM GraniteModel",
     structure=LLAMA,
     fresh=FRESH,
     names=DecoderNames(),

@@ -6,11 +6,11 @@ from blockformer.files.errors import ConversionError, shown
 
 from ..values import NotExpressible, Rope, WindowByLayer
 from .base import Family
-from .decoder import LLAMA, DecoderNames, DecoderSettings, sinks
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import all_but
 from .granite import FIELDS, FRESH, SETTINGS
 from .granitemoe import NAMES, sparse_rules
+from .shared import LLAMA, sinks
 from .with_experts import FINE, ExpertNames
 
 
@@ -56,7 +56,7 @@ SWA: dict[str, Any] = {
 GRANITE_SWA = Family(
     "granite_swa",
     "GraniteSWAConfig",
-    decoder_heads("GraniteSWAForCausalLM GraniteSWAModel"),
+    "GraniteSWAForCausalLM GraniteSWAModel",
     structure=STRUCTURE,
     fresh={**FRESH, **all_but(4, 128), "tie_word_embeddings": True, "norm_eps": 1e-5},
     names=DecoderNames(more_rules=sinks),
@@ -65,7 +65,7 @@ GRANITE_SWA = Family(
 GRANITEMOE_SWA = Family(
     "granitemoe_swa",
     "GraniteMoeSWAConfig",
-    decoder_heads("GraniteMoeSWAForCausalLM GraniteMoeSWAModel"),
+    "GraniteMoeSWAForCausalLM GraniteMoeSWAModel",
     structure=STRUCTURE,
     fresh={**FRESH, **FINE, **all_but(4, 128), "tie_word_embeddings": True},
     names=ExpertNames(published=None, sparse_rules=sparse_rules, more_rules=sinks),

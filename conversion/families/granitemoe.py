@@ -4,9 +4,9 @@ from ..rules.operations import Split
 from ..rules.table import Rule
 from ..storage.spelling import Ending
 from .base import Family
-from .decoder import LLAMA, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .granite import FIELDS, FRESH, SETTINGS
+from .shared import LLAMA
 from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
 
 IN_FILES = Ending(
@@ -41,7 +41,7 @@ NAMES = {
 FAMILY = Family(
     "granitemoe",
     "GraniteMoeConfig",
-    decoder_heads("GraniteMoeForCausalLM GraniteMoeModel"),
+    "GraniteMoeForCausalLM GraniteMoeModel",
     structure=LLAMA,
     fresh={**FRESH, **FINE},
     names=ExpertNames(published=None, sparse_rules=sparse_rules, spellings=[IN_FILES]),
@@ -50,7 +50,7 @@ FAMILY = Family(
 SHARED = Family(
     "granitemoeshared",
     "GraniteMoeSharedConfig",
-    decoder_heads("GraniteMoeSharedForCausalLM GraniteMoeSharedModel"),
+    "GraniteMoeSharedForCausalLM GraniteMoeSharedModel",
     structure=LLAMA,
     fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},
     names=ExpertNames(published=None, sparse_rules=sparse_rules, spellings=[IN_FILES]),

@@ -6,9 +6,9 @@ the text: here it is part of `rope_theta`.
 
 from ..values import Rope
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
 
 
 class RopeWithAlpha(Rope):
@@ -27,7 +27,7 @@ class RopeWithAlpha(Rope):
 FAMILY = Family(
     "hunyuan_v1_dense",
     "HunYuanDenseV1Config",
-    decoder_heads("HunYuanDenseV1ForCausalLM HunYuanDenseV1Model HunYuanDenseV1ForSequenceClassification"),
+    "HunYuanDenseV1ForCausalLM HunYuanDenseV1Model HunYuanDenseV1ForSequenceClassification",
     structure={**LLAMA, "qk_norm": "rotated"},
     fresh={**rotary(10_000.0), "norm_eps": 1e-5},
     names=DecoderNames(

@@ -5,9 +5,9 @@ Checkpoints hold a layer after the last one, which predicts one token more.
 
 from ..storage.spelling import Ending
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import FINE, FLOAT32_ROUTER, SHARED_EXPERTS, ExpertNames, shared_experts
 
 IN_FILES = Ending(
@@ -31,7 +31,7 @@ def width_of_the_dense_layers(official):
 FAMILY = Family(
     "hy_v3",
     "HYV3Config",
-    decoder_heads("HYV3ForCausalLM HYV3Model"),
+    "HYV3ForCausalLM HYV3Model",
     structure={
         **LLAMA,
         "qk_norm": True,

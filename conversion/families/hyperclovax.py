@@ -3,9 +3,9 @@
 from ..rules.table import module_rules
 from ..values import Computed, Factor, Flag
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
 
 
 def read_scale(official):
@@ -23,7 +23,7 @@ def output_norms(config):
 FAMILY = Family(
     "hyperclovax",
     "HyperCLOVAXConfig",
-    decoder_heads("HyperCLOVAXForCausalLM HyperCLOVAXModel"),
+    "HyperCLOVAXForCausalLM HyperCLOVAXModel",
     structure=LLAMA,
     fresh={**rotary(100_000_000.0), "norm_placement": "pre_output", "norm_eps": 1e-5, "attention_scale": 0.0078125},
     names=DecoderNames(layer={**ATTENTION, **MLP, **NORMS}, more_rules=output_norms),

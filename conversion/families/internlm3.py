@@ -1,15 +1,15 @@
 """InternLM3 (Shanghai AI Laboratory, 2025) and IQuest-Coder (IQuest Lab, 2026): own configs, and Llama's classes."""
 
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, LLAMA
 
 FIELDS = {"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}
 INTERNLM3 = Family(
     "internlm3",
     "InternLM3Config",
-    decoder_heads("LlamaForCausalLM LlamaModel"),
+    "LlamaForCausalLM LlamaModel",
     structure=LLAMA,
     fresh={**rotary(50_000_000.0), "norm_eps": 1e-5},
     names=DecoderNames(former_classes={"InternLM3ForCausalLM": "LlamaForCausalLM", "InternLM3Model": "LlamaModel"}),
@@ -18,7 +18,7 @@ INTERNLM3 = Family(
 IQUESTCODER = Family(
     "iquestcoder",
     "IQuestCoderConfig",
-    decoder_heads("LlamaForCausalLM LlamaModel"),
+    "LlamaForCausalLM LlamaModel",
     structure=LLAMA,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5},
     names=DecoderNames(former_classes={"IQuestCoderForCausalLM": "LlamaForCausalLM", "IQuestCoderModel": "LlamaModel"}),

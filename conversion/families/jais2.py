@@ -1,23 +1,14 @@
 """Jais 2 (Inception, 2025): Llama with layer norms, and squared ReLU without a gate."""
 
 from .base import Family
-from .decoder import (
-    ALL_ATTENTION_BIASES,
-    ATTENTION,
-    LAYER_NORM_FIELDS,
-    NORMS,
-    PLAIN_MLP,
-    ROTARY_GPT,
-    DecoderNames,
-    DecoderSettings,
-)
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LAYER_NORM_FIELDS, NORMS, PLAIN_MLP, ROTARY_GPT
 
 FAMILY = Family(
     "jais2",
     "Jais2Config",
-    decoder_heads("Jais2ForCausalLM Jais2Model"),
+    "Jais2ForCausalLM Jais2Model",
     structure=ROTARY_GPT,
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},
     names=DecoderNames(layer={**ATTENTION, **PLAIN_MLP, **NORMS}),

@@ -6,9 +6,9 @@ from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
 from ..values import Computed, HeadDim, StatesByLayer
 from .base import Family
-from .decoder import ATTENTION, LLAMA, DecoderNames, DecoderSettings, fields_without
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ATTENTION, LLAMA, fields_without
 from .with_experts import FINE, ExpertNames, first_dense
 
 PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -82,7 +82,7 @@ FRESH = {**rotary(1_000_000.0), "layer_types": mostly_conv, "norm_eps": 1e-5, "t
 FAMILY = Family(
     "lfm2",
     "Lfm2Config",
-    decoder_heads("Lfm2ForCausalLM Lfm2Model"),
+    "Lfm2ForCausalLM Lfm2Model",
     structure=STRUCTURE,
     fresh=FRESH,
     names=DecoderNames(
@@ -100,7 +100,7 @@ NAMES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_to
 MOE = Family(
     "lfm2_moe",
     "Lfm2MoeConfig",
-    decoder_heads("Lfm2MoeForCausalLM Lfm2MoeModel"),
+    "Lfm2MoeForCausalLM Lfm2MoeModel",
     structure={**STRUCTURE, "router_score": "sigmoid"},
     fresh={**FRESH, **FINE, "router_selection_bias": True},
     names=ExpertNames(

@@ -1,18 +1,14 @@
 """Llama (Touvron et al., 2023): `attention_bias` also covers the output projection."""
 
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, LLAMA
 
 FAMILY = Family(
     "llama",
     "LlamaConfig",
-    decoder_heads(
-        "LlamaForCausalLM LlamaModel LlamaForSequenceClassification "
-        "LlamaForTokenClassification LlamaForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "LlamaForCausalLM LlamaModel LlamaForSequenceClassification LlamaForTokenClassification LlamaForQuestionAnswering",
     structure=LLAMA,
     fresh=rotary(10_000.0),
     names=DecoderNames(former_classes={"LLaMAForCausalLM": "LlamaForCausalLM", "LLaMAModel": "LlamaModel"}),

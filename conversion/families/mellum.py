@@ -5,15 +5,15 @@ Checkpoints may hold a layer that predicts one token more.
 
 from ..values import RopeByLayerType, WindowByLayer
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import by_type, every, rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
 
 FAMILY = Family(
     "mellum",
     "MellumConfig",
-    decoder_heads("MellumForCausalLM MellumModel"),
+    "MellumForCausalLM MellumModel",
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(500_000.0), **every(4, 1024), **by_type(500_000.0, 10_000.0), **FINE},
     names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, outside=["mtp.*"]),

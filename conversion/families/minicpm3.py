@@ -9,10 +9,10 @@ from functools import partial
 
 from ..values import Computed, Factor, roundest
 from .base import Family
-from .decoder import LLAMA, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .deepseek import LATENT_FIELDS, LATENT_NAMES, LATENT_SETTINGS, attention_rules
 from .fresh import rotary
+from .shared import LLAMA
 
 
 def read_factors(official):
@@ -38,7 +38,7 @@ def write_factors(config, head):
 FAMILY = Family(
     "minicpm3",
     "MiniCPM3Config",
-    decoder_heads("MiniCPM3ForCausalLM MiniCPM3Model MiniCPM3ForSequenceClassification"),
+    "MiniCPM3ForCausalLM MiniCPM3Model MiniCPM3ForSequenceClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6},
     fresh={
         **rotary(10_000.0, 0.5),

@@ -3,15 +3,15 @@
 from ..storage.experts import OneByOne
 from ..values import Rope
 from .base import Family
-from .decoder import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import rotary
+from .shared import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM
 from .with_experts import FINE, ROUTER_FIELDS, SIGMOID_ROUTER, ExpertNames
 
 FAMILY = Family(
     "minimax_m2",
     "MiniMaxM2Config",
-    decoder_heads("MiniMaxM2ForCausalLM MiniMaxM2Model"),
+    "MiniMaxM2ForCausalLM MiniMaxM2Model",
     structure={**LLAMA, "qk_norm": "projection", **SIGMOID_ROUTER},
     fresh={**rotary(5_000_000.0, 0.5), **FINE},
     names=ExpertNames(

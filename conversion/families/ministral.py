@@ -2,18 +2,15 @@
 
 from ..values import WindowByLayer
 from .base import Family
-from .decoder import LLAMA, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
+from .shared import LLAMA
 
 MINISTRAL = Family(
     "ministral",
     "MinistralConfig",
-    decoder_heads(
-        "MinistralForCausalLM MinistralModel MinistralForSequenceClassification "
-        "MinistralForTokenClassification MinistralForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "MinistralForCausalLM MinistralModel MinistralForSequenceClassification "
+    "MinistralForTokenClassification MinistralForQuestionAnswering",
     structure=LLAMA,
     fresh={**rotary(10_000.0), **every(4, 4096)},
     names=DecoderNames(),
@@ -22,7 +19,7 @@ MINISTRAL = Family(
 CWM = Family(
     "cwm",
     "CwmConfig",
-    decoder_heads("CwmForCausalLM CwmModel"),
+    "CwmForCausalLM CwmModel",
     structure=LLAMA,
     fresh={**rotary(1_000_000.0), **every(4, 8192), "norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2},
     names=DecoderNames(),

@@ -2,9 +2,10 @@
 
 from ..values import WindowEverywhere
 from .base import Family
-from .decoder import LLAMA, DecoderNames, DecoderSettings
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .shared import LLAMA
 
 FAMILY = Family(
     "mistral",

@@ -3,9 +3,10 @@
 from ..storage.experts import OneByOne
 from ..values import WindowEverywhere
 from .base import Family
-from .decoder import LLAMA, DecoderSettings
+from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .shared import LLAMA
 from .with_experts import ROUTER_FIELDS, ExpertNames
 
 FAMILY = Family(

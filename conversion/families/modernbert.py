@@ -12,11 +12,12 @@ from blockformer.files.errors import ConversionError, shown
 from ..values import Computed, RopeByLayerType
 from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
-from .decoder import LLAMA, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder import DecoderNames, DecoderSettings
 from .encoder_decoder import HeadDropout
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
 from .fresh import all_but, by_type
 from .head import Head
+from .shared import LLAMA, QKV, fields_without
 
 FIELDS: dict[str, Any] = {
     "hidden_activation": "hidden_act",

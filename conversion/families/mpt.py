@@ -4,9 +4,10 @@ from blockformer.files.errors import ConversionError, listed, shown
 
 from ..values import Computed, HeadDim, InnerSize
 from .base import Family
-from .decoder import ALL_BIASES, GPT, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import four_widths
+from .shared import ALL_BIASES, GPT, QKV, fields_without
 
 ATTENTION = {"attn_pdrop": "attention_dropout", "softmax_scale": "attention_scale", "clip_qkv": "clip_qkv"}
 """Field of the official `attn_config` -> ours."""

@@ -50,6 +50,10 @@ class Names(ABC, Generic[HeadKind]):
     own_traits: ClassVar[frozenset[str]] = frozenset()
     """Traits that a variant of a checkpoint that is a folder may have, beyond its spelling."""
 
+    def heads_of(self, classes: str) -> Sequence[HeadKind]:
+        """The heads of official classes, by their names, where they are as usual."""
+        raise NotImplementedError
+
     @property
     def low_bits(self) -> bool:
         """Whether linear layers may keep 4-bit weights (AWQ): where their matrices are ours, one by one, unturned."""

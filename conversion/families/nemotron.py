@@ -2,28 +2,15 @@
 
 from ..values import Rope
 from .base import Family
-from .decoder import (
-    ALL_ATTENTION_BIASES,
-    ALL_BIASES,
-    ATTENTION,
-    NORMS,
-    PLAIN_MLP,
-    ROTARY_GPT,
-    DecoderNames,
-    DecoderSettings,
-    fields_without,
-)
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ALL_BIASES, ATTENTION, NORMS, PLAIN_MLP, ROTARY_GPT, fields_without
 
 FAMILY = Family(
     "nemotron",
     "NemotronConfig",
-    decoder_heads(
-        "NemotronForCausalLM NemotronModel NemotronForSequenceClassification "
-        "NemotronForTokenClassification NemotronForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "NemotronForCausalLM NemotronModel NemotronForSequenceClassification "
+    "NemotronForTokenClassification NemotronForQuestionAnswering",
     structure={**ROTARY_GPT, "norm_weight": "zero_centered"},
     fresh={**rotary(10_000.0, 0.5), **dict.fromkeys(ALL_BIASES, False), "hidden_act": "relu2", "norm_eps": 1e-5},
     names=DecoderNames(layer={**ATTENTION, **PLAIN_MLP, **NORMS}),

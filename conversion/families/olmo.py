@@ -6,26 +6,16 @@ one on all queries and on all keys; OLMo 3 has windows, too.
 
 from ..values import HeadDim, RopeByLayerType, WindowByLayer
 from .base import Family
-from .decoder import (
-    ALL_ATTENTION_BIASES,
-    ATTENTION,
-    LLAMA,
-    MLP,
-    OUTPUT_NORMS,
-    Q_AND_K_NORM,
-    DecoderNames,
-    DecoderSettings,
-    fields_without,
-)
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, fields_without
 
 STRUCTURE = {**LLAMA, "norm_placement": "output", "qk_norm": "projection"}
 BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
 OLMO = Family(
     "olmo",
     "OlmoConfig",
-    decoder_heads("OlmoForCausalLM OlmoModel OlmoForSequenceClassification"),
+    "OlmoForCausalLM OlmoModel OlmoForSequenceClassification",
     structure={**LLAMA, "norm_type": "layer_norm", "norm_weight": "none", "norm_bias": False, "norm_eps": 1e-5},
     fresh={**rotary(10_000.0), "clip_qkv": 8.0},
     names=DecoderNames(layer={**ATTENTION, **MLP}, outer={"embed_tokens": "embed_tokens"}),
@@ -36,7 +26,7 @@ OLMO = Family(
 OLMO2 = Family(
     "olmo2",
     "Olmo2Config",
-    decoder_heads("Olmo2ForCausalLM Olmo2Model Olmo2ForSequenceClassification"),
+    "Olmo2ForCausalLM Olmo2Model Olmo2ForSequenceClassification",
     structure=STRUCTURE,
     fresh=rotary(500_000.0),
     names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
@@ -45,7 +35,7 @@ OLMO2 = Family(
 OLMO3 = Family(
     "olmo3",
     "Olmo3Config",
-    decoder_heads("Olmo3ForCausalLM Olmo3Model Olmo3ForSequenceClassification"),
+    "Olmo3ForCausalLM Olmo3Model Olmo3ForSequenceClassification",
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},
     names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),

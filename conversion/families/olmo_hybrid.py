@@ -13,11 +13,11 @@ from ..rules.table import Rule, module_rules
 from ..values import HeadDim, Rope, StatesByLayer
 from ..values.states import SIZES
 from .base import Family
-from .decoder import ATTENTION, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
 from .olmo import BIASES, STRUCTURE
 from .qwen3_next import every_fourth, sizes_of
+from .shared import ATTENTION, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
 
 PUBLISHED = "as published"
 """A trait: layers with keys call their norms as the class does, and the convolution is cut into queries, keys, values.
@@ -106,7 +106,7 @@ def rules_of_states(config: PretrainedConfig) -> list[Rule]:
 FAMILY = Family(
     "olmo_hybrid",
     "OlmoHybridConfig",
-    decoder_heads("OlmoHybridForCausalLM OlmoHybridModel"),
+    "OlmoHybridForCausalLM OlmoHybridModel",
     structure={**STRUCTURE, "linear_norm_placement": "pre", "linear_norm_eps": 1e-5},
     fresh={
         **rotary(500_000.0),

@@ -1,9 +1,9 @@
 """OLMoE (Muennighoff et al., 2024) and FlexOlmo (Shi et al., 2025): OLMo with experts in every layer."""
 
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
 from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
 
 FIELDS = {
@@ -16,7 +16,7 @@ FIELDS = {
 OLMOE = Family(
     "olmoe",
     "OlmoeConfig",
-    decoder_heads("OlmoeForCausalLM OlmoeModel"),
+    "OlmoeForCausalLM OlmoeModel",
     structure={**LLAMA, "qk_norm": "projection"},
     fresh={**rotary(10_000.0), **FINE, "norm_topk_prob": False},
     names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
@@ -25,7 +25,7 @@ OLMOE = Family(
 FLEX_OLMO = Family(
     "flex_olmo",
     "FlexOlmoConfig",
-    decoder_heads("FlexOlmoForCausalLM FlexOlmoModel"),
+    "FlexOlmoForCausalLM FlexOlmoModel",
     structure={**LLAMA, "norm_placement": "output", "qk_norm": "projection"},
     fresh={**rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},
     names=ExpertNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),

@@ -6,8 +6,9 @@ In the model of 350 million parameters, token vectors are half as wide as the st
 from ..rules.table import module_rules
 from ..values import Computed, HeadDim, NotExpressible
 from .base import Family
-from .decoder import ALL_BIASES, GPT, QKV, DecoderNames, DecoderSettings, fields_without
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
+from .shared import ALL_BIASES, GPT, QKV, fields_without
 
 
 def read_norms(official):

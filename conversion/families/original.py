@@ -1,8 +1,8 @@
 """The Transformer of the article (Vaswani et al., 2017), and with its norms first; no official layout is its own."""
 
-from .decoder import BIASES
 from .fresh import root_of_width
 from .preset import Preset
+from .shared import BIASES
 
 STRUCTURE = {
     "norm_type": "layer_norm",

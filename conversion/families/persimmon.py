@@ -2,17 +2,15 @@
 
 from ..values import Flag, HeadDim, Rope
 from .base import Family
-from .decoder import NORMS, QKV, ROTARY_GPT, DecoderNames, DecoderSettings, fields_without
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
 from .gpt_neox import by_head
+from .shared import NORMS, QKV, ROTARY_GPT, fields_without
 
 FAMILY = Family(
     "persimmon",
     "PersimmonConfig",
-    decoder_heads(
-        "PersimmonForCausalLM PersimmonModel PersimmonForSequenceClassification PersimmonForTokenClassification"
-    ),
+    "PersimmonForCausalLM PersimmonModel PersimmonForSequenceClassification PersimmonForTokenClassification",
     structure=ROTARY_GPT,
     fresh={**rotary(25_000.0, 0.5), "hidden_act": "relu2", "qk_norm": True, "norm_eps": 1e-5},
     names=DecoderNames(

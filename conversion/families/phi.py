@@ -6,18 +6,10 @@ one matrix, gate and up projection in another.
 
 from ..values import Computed, Flag, HeadDim, Rope, WindowEverywhere
 from .base import Family
-from .decoder import (
-    FUSED_MLP,
-    LAYER_NORM_FIELDS,
-    LLAMA,
-    NORMS,
-    QKV,
-    ROTARY_GPT,
-    DecoderNames,
-    DecoderSettings,
-)
+from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .shared import FUSED_MLP, LAYER_NORM_FIELDS, LLAMA, NORMS, QKV, ROTARY_GPT
 
 TRAINED = "original_max_position_embeddings"
 
@@ -57,7 +49,7 @@ PHI = Family(
 PHI3 = Family(
     "phi3",
     "Phi3Config",
-    decoder_heads("Phi3ForCausalLM Phi3Model Phi3ForSequenceClassification Phi3ForTokenClassification"),
+    "Phi3ForCausalLM Phi3Model Phi3ForSequenceClassification Phi3ForTokenClassification",
     structure=LLAMA,
     fresh=rotary(10_000.0),
     names=DecoderNames(layer={"self_attn.qkv_proj": QKV, "self_attn.o_proj": "self_attn.o_proj", **FUSED_MLP, **NORMS}),

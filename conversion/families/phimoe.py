@@ -10,9 +10,10 @@ from blockformer.files.errors import ConversionError, shown
 from ..storage.experts import OneByOne
 from ..values import Computed, HeadDim, NotExpressible, Rope, WindowEverywhere
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderSettings
+from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, LLAMA
 from .with_experts import ExpertNames
 
 MSCALES = ("short_mscale", "long_mscale")

@@ -2,18 +2,14 @@
 
 from ..values import HeadDim, WindowByLayer
 from .base import Family
-from .decoder import LLAMA, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import LLAMA
 
 FAMILY = Family(
     "qwen2",
     "Qwen2Config",
-    decoder_heads(
-        "Qwen2ForCausalLM Qwen2Model Qwen2ForSequenceClassification "
-        "Qwen2ForTokenClassification Qwen2ForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "Qwen2ForCausalLM Qwen2Model Qwen2ForSequenceClassification Qwen2ForTokenClassification Qwen2ForQuestionAnswering",
     structure={**LLAMA, "attention_bias": True},
     fresh=rotary(1_000_000.0),
     names=DecoderNames(),

@@ -2,9 +2,10 @@
 
 from ..values import WindowByLayer
 from .base import Family
-from .decoder import LLAMA, DecoderSettings
+from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .shared import LLAMA
 from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
 
 SIZES = ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
@@ -14,7 +15,8 @@ FAMILY = Family(
     "Qwen2MoeConfig",
     decoder_heads(
         "Qwen2MoeForCausalLM Qwen2MoeModel Qwen2MoeForSequenceClassification "
-        "Qwen2MoeForTokenClassification Qwen2MoeForQuestionAnswering"
+        "Qwen2MoeForTokenClassification Qwen2MoeForQuestionAnswering",
+        qa_root="model.",
     ),
     structure={**LLAMA, "attention_bias": True, "shared_expert_gate": True},
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 1536, "norm_topk_prob": False},

@@ -2,18 +2,14 @@
 
 from ..values import WindowByLayer
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 
 FAMILY = Family(
     "qwen3",
     "Qwen3Config",
-    decoder_heads(
-        "Qwen3ForCausalLM Qwen3Model Qwen3ForSequenceClassification "
-        "Qwen3ForTokenClassification Qwen3ForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "Qwen3ForCausalLM Qwen3Model Qwen3ForSequenceClassification Qwen3ForTokenClassification Qwen3ForQuestionAnswering",
     structure={**LLAMA, "qk_norm": True},
     fresh=rotary(1_000_000.0),
     names=DecoderNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),

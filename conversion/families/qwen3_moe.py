@@ -2,9 +2,9 @@
 
 from ..values import WindowEverywhere
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import FINE, ROUTER_FIELDS, SPARSE_STEP, ExpertNames
 
 
@@ -19,11 +19,8 @@ class SwitchedWindow(WindowEverywhere):
 FAMILY = Family(
     "qwen3_moe",
     "Qwen3MoeConfig",
-    decoder_heads(
-        "Qwen3MoeForCausalLM Qwen3MoeModel Qwen3MoeForSequenceClassification "
-        "Qwen3MoeForTokenClassification Qwen3MoeForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "Qwen3MoeForCausalLM Qwen3MoeModel Qwen3MoeForSequenceClassification "
+    "Qwen3MoeForTokenClassification Qwen3MoeForQuestionAnswering",
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(1_000_000.0), **FINE},
     names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),

@@ -13,9 +13,9 @@ from ..rules.operations import Split
 from ..rules.table import Rule, module_rules
 from ..values import Rope, RopeOfText, StatesByLayer
 from .base import Family
-from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderNames, DecoderSettings, fields_without
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, fields_without
 from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
@@ -94,11 +94,8 @@ SIZES = {name: name for name in ("num_experts", "moe_intermediate_size", "shared
 NEXT = Family(
     "qwen3_next",
     "Qwen3NextConfig",
-    decoder_heads(
-        "Qwen3NextForCausalLM Qwen3NextModel Qwen3NextForSequenceClassification "
-        "Qwen3NextForTokenClassification Qwen3NextForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "Qwen3NextForCausalLM Qwen3NextModel Qwen3NextForSequenceClassification "
+    "Qwen3NextForTokenClassification Qwen3NextForQuestionAnswering",
     structure=SPARSE_STRUCTURE,
     fresh=SPARSE_FRESH,
     names=ExpertNames(sparse=SPARSE, more_rules=next_rules, **NAMES),
@@ -109,7 +106,7 @@ NEXT = Family(
 TEXT = Family(
     "qwen3_5_text",
     "Qwen3_5TextConfig",
-    decoder_heads("Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification"),
+    "Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification",
     structure=STRUCTURE,
     fresh=FRESH,
     names=DecoderNames(more_rules=text_rules, **NAMES),
@@ -118,7 +115,7 @@ TEXT = Family(
 MOE_TEXT = Family(
     "qwen3_5_moe_text",
     "Qwen3_5MoeTextConfig",
-    decoder_heads("Qwen3_5MoeForCausalLM Qwen3_5MoeTextModel"),
+    "Qwen3_5MoeForCausalLM Qwen3_5MoeTextModel",
     structure=SPARSE_STRUCTURE,
     fresh=SPARSE_FRESH,
     names=ExpertNames(sparse=SPARSE, more_rules=text_rules, **NAMES),

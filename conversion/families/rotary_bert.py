@@ -17,13 +17,13 @@ from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
 from .bert import FIELDS as BERT_FIELDS
 from .bert import STRUCTURE as BERT_STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .decoder import ALL_BIASES, ATTENTION, MLP, QKV
 from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
 from .former import Former
 from .fresh import rotary
 from .roberta import FRESH as ROBERTA_FRESH
 from .roberta import GELU_HEAD
 from .roberta import LANGUAGE_MODEL as ROBERTA_LANGUAGE_MODEL
+from .shared import ALL_BIASES, ATTENTION, MLP, QKV
 
 STRUCTURE = {**BERT_STRUCTURE, "position_type": "rotary"}
 LAYER = {

@@ -1,18 +1,15 @@
 """Seed-OSS (ByteDance, 2025): Llama with a switch for each bias."""
 
 from .base import Family
-from .decoder import LLAMA, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import LLAMA
 
 FAMILY = Family(
     "seed_oss",
     "SeedOssConfig",
-    decoder_heads(
-        "SeedOssForCausalLM SeedOssModel SeedOssForSequenceClassification "
-        "SeedOssForTokenClassification SeedOssForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "SeedOssForCausalLM SeedOssModel SeedOssForSequenceClassification "
+    "SeedOssForTokenClassification SeedOssForQuestionAnswering",
     structure=LLAMA,
     fresh={**rotary(10_000_000.0), "attention_bias": True},
     names=DecoderNames(),

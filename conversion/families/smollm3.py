@@ -2,9 +2,9 @@
 
 from ..values import Computed, HeadDim, WindowByLayer
 from .base import Family
-from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
+from .shared import ALL_ATTENTION_BIASES, LLAMA
 
 
 def read_rotating(official):
@@ -22,11 +22,8 @@ def write_rotating(config, head):
 FAMILY = Family(
     "smollm3",
     "SmolLM3Config",
-    decoder_heads(
-        "SmolLM3ForCausalLM SmolLM3Model SmolLM3ForSequenceClassification "
-        "SmolLM3ForTokenClassification SmolLM3ForQuestionAnswering",
-        qa_root="transformer.",
-    ),
+    "SmolLM3ForCausalLM SmolLM3Model SmolLM3ForSequenceClassification "
+    "SmolLM3ForTokenClassification SmolLM3ForQuestionAnswering",
     structure=LLAMA,
     fresh={**rotary(2_000_000.0), **every(4), "tie_word_embeddings": True},
     names=DecoderNames(),

@@ -1,9 +1,9 @@
 """Solar Open (Upstage, 2026): DeepSeek's experts in every layer, and Llama's attention."""
 
 from .base import Family
-from .decoder import ATTENTION, LLAMA, NORMS, DecoderSettings, fields_without
-from .decoder_heads import decoder_heads
+from .decoder import DecoderSettings
 from .fresh import rotary
+from .shared import ATTENTION, LLAMA, NORMS, fields_without
 from .with_experts import (
     DEEPSEEK_FIELDS,
     FINE,
@@ -17,7 +17,7 @@ from .with_experts import (
 FAMILY = Family(
     "solar_open",
     "SolarOpenConfig",
-    decoder_heads("SolarOpenForCausalLM SolarOpenModel"),
+    "SolarOpenForCausalLM SolarOpenModel",
     structure={**LLAMA, **FLOAT32_ROUTER},
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 384, "norm_eps": 1e-5},
     names=ExpertNames(layer={**ATTENTION, **NORMS}, sparse=SHARED_EXPERTS),

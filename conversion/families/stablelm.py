@@ -4,9 +4,9 @@ from ..rules.operations import StackTensors
 from ..rules.table import Rule
 from ..values import Flag, HeadDim, Rope
 from .base import Family
-from .decoder import LAYER_NORM_FIELDS, LLAMA, DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import LAYER_NORM_FIELDS, LLAMA
 
 
 def norms_of_heads(config):
@@ -24,7 +24,7 @@ def norms_of_heads(config):
 FAMILY = Family(
     "stablelm",
     "StableLmConfig",
-    decoder_heads("StableLmForCausalLM StableLmModel StableLmForSequenceClassification StableLmForTokenClassification"),
+    "StableLmForCausalLM StableLmModel StableLmForSequenceClassification StableLmForTokenClassification",
     structure={**LLAMA, "norm_type": "layer_norm"},
     fresh={**rotary(10_000.0, 0.25), "norm_eps": 1e-5},
     names=DecoderNames(more_rules=norms_of_heads),

@@ -2,16 +2,14 @@
 
 from ..values import HeadDim, WindowEverywhere
 from .base import Family
-from .decoder import ALL_BIASES, ATTENTION, NORMS, ROTARY_GPT, DecoderNames, DecoderSettings, fields_without
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .shared import ALL_BIASES, ATTENTION, NORMS, ROTARY_GPT, fields_without
 
 FAMILY = Family(
     "starcoder2",
     "Starcoder2Config",
-    decoder_heads(
-        "Starcoder2ForCausalLM Starcoder2Model Starcoder2ForSequenceClassification Starcoder2ForTokenClassification"
-    ),
+    "Starcoder2ForCausalLM Starcoder2Model Starcoder2ForSequenceClassification Starcoder2ForTokenClassification",
     structure=ROTARY_GPT,
     fresh={
         **rotary(100_000.0),

@@ -7,12 +7,12 @@ from blockformer.files.errors import ConversionError, listed
 from ..rules.table import Rule
 from ..values import Computed, NotExpressible
 from .base import Family
-from .decoder import ATTENTION, MLP
-from .decoder import LAYER as PREFIX
 from .encoder_decoder import BOTH, EncoderDecoderNames, EncoderDecoderSettings
 from .fresh import every, rotary
 from .gemma import FRESH, FRESH_CAPS, SCALE, STRUCTURE, read_scores, write_scores
 from .head import Head
+from .shared import ATTENTION, MLP
+from .shared import LAYER as PREFIX
 
 SAME = {
     **{name: name for name in "vocab_size hidden_size intermediate_size num_attention_heads".split()},

@@ -18,8 +18,9 @@ from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible
-from .decoder import LAYER, DecoderNames
+from .decoder import DecoderNames
 from .oracle import Oracle, wrong_before
+from .shared import LAYER
 
 STACKED = "stacked experts"
 """A trait: the experts' tensors are stacked as in today's official class."""

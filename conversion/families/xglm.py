@@ -2,9 +2,9 @@
 
 from .base import Family
 from .biogpt import LAYER, SCALE
-from .decoder import GPT, DecoderNames, DecoderSettings, fields_without
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import root_of_width
+from .shared import GPT, fields_without
 
 
 def zeroed_position(official):
@@ -15,7 +15,7 @@ def zeroed_position(official):
 FAMILY = Family(
     "xglm",
     "XGLMConfig",
-    decoder_heads("XGLMForCausalLM XGLMModel"),
+    "XGLMForCausalLM XGLMModel",
     structure={**GPT, "position_type": "sinusoidal_inclusive", "position_offset": 2, "norm_eps": 1e-5},
     fresh={"hidden_act": "gelu", "embedding_scale": root_of_width, "tie_word_embeddings": True, "pad_token_id": 1},
     names=DecoderNames(

@@ -99,8 +99,8 @@ def official_class(family, name=None):
     """A family's class of transformers: "Model" and "BartModel" are the same; without a name, the usual one."""
     chosen = FAMILIES[family]
     if name is None:
-        return getattr(transformers, chosen.model_class_name)
-    prefix = chosen.official_config_class.__name__.removesuffix("Config")
+        return getattr(transformers, chosen.heads[0].official)
+    prefix = chosen.settings.official_class.__name__.removesuffix("Config")
     return getattr(transformers, name if name.startswith(prefix) else prefix + name)
 
 

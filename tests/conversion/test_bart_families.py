@@ -631,16 +631,16 @@ def test_every_setting_there_and_back(family, changes):
     chosen = FAMILIES[family]
     entries = {
         "model_type": family,
-        "architectures": [chosen.model_class_name],
+        "architectures": [chosen.heads[0].official],
         **BART_SIZES,
         **BART_TOKENS[family],
         **changes,
     }
-    config = chosen.our_config(chosen.config_from(entries))
+    config = chosen.settings.our_config(chosen.config_from(entries))
     again = type(config).from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()
-    before = chosen.official_config_class.from_dict(dict(entries)).to_dict()
-    after = chosen.official_config_class.from_dict(chosen.config_to(config)).to_dict()
+    before = chosen.settings.official_class.from_dict(dict(entries)).to_dict()
+    after = chosen.settings.official_class.from_dict(chosen.config_to(config)).to_dict()
     before["forced_eos_token_id"] = None
     assert {**after, "_name_or_path": ""} == {**before, "_name_or_path": ""}
 

@@ -385,12 +385,12 @@ def test_settings_there_and_back(family):
     }
     name = next(head.official for head in chosen.heads if head.official.endswith("ForSequenceClassification"))
     entries = {"model_type": family, "architectures": [name], **SMALL[family].settings, **changes}
-    config = chosen.our_config(chosen.config_from(entries))
+    config = chosen.settings.our_config(chosen.config_from(entries))
     assert (config.hidden_dropout, config.attention_dropout, config.classifier_dropout) == (0.2, 0.3, 0.4)
     assert config.hidden_act == "relu"
     assert config.max_position_embeddings + config.position_offset == SMALL[family].settings["max_position_embeddings"]
     assert config.position_offset == (4 if "roberta" in family else 0)
-    before, after = (chosen.official_config(one).to_dict() for one in (entries, chosen.config_to(config)))
+    before, after = (chosen.settings.official_config(one).to_dict() for one in (entries, chosen.config_to(config)))
     assert after == before
 
 

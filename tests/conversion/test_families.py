@@ -90,7 +90,7 @@ def canonical(family, entries):
 def there_and_back(family, entries):
     """official -> ours -> official, without any memory of the first."""
     chosen = FAMILIES[family]
-    config = chosen.our_config(chosen.config_from(entries))
+    config = chosen.settings.our_config(chosen.config_from(entries))
     again = type(config).from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()
     return config, chosen.config_to(config)
@@ -148,14 +148,14 @@ def test_the_official_class_gives_an_equal_config_after_a_round_trip(family, cha
 def test_rules_and_settings_fit_both_models_tensor_by_tensor(family, changes):
     chosen = FAMILIES[family]
     entries = official(family, **changes)
-    config = chosen.our_config(chosen.config_from(entries))
+    config = chosen.settings.our_config(chosen.config_from(entries))
     ours, tied, parameters = expected_tensors(chosen.model_class, config)
     theirs, their_tied, their_parameters = expected_tensors(
-        getattr(transformers, chosen.model_class_name), chosen.official_config(entries)
+        getattr(transformers, chosen.heads[0].official), chosen.settings.official_config(entries)
     )
     assert (tied, parameters) == (their_tied, their_parameters)
     headers = {name: torch.empty(shape, device="meta") for name, shape in theirs.items()}
-    rules = chosen.layout(chosen.variant_of(entries), config)
+    rules = chosen.names.layout(chosen.names.variant_of(entries), config)
     groups = rules.plan(headers, ours)
     made = {target.name: torch.empty(target.shape, device="meta") for group in groups for target in group.targets}
     assert made.keys() == ours.keys()
@@ -166,11 +166,11 @@ def test_rules_and_settings_fit_both_models_tensor_by_tensor(family, changes):
 def test_old_rotary_frequencies_are_left_out_and_nothing_else():
     chosen = FAMILIES["llama"]
     config, back = there_and_back("llama", official("llama"))
-    theirs, _, _ = expected_tensors(transformers.LlamaForCausalLM, chosen.official_config(back))
+    theirs, _, _ = expected_tensors(transformers.LlamaForCausalLM, chosen.settings.official_config(back))
     shapes, _, _ = expected_tensors(chosen.model_class, config)
     headers = {name: torch.empty(shape, device="meta") for name, shape in theirs.items()}
     headers["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.empty(8, device="meta")
-    rules = chosen.layout(chosen.variant_of(back), config)
+    rules = chosen.names.layout(chosen.names.variant_of(back), config)
     assert len(rules.plan(headers, shapes)) == len(shapes)
     headers["model.layers.0.self_attn.extra"] = torch.empty(8, device="meta")
     with pytest.raises(ConversionError, match=r"no rule takes.*\n.*self_attn\.extra"):
@@ -426,7 +426,7 @@ def test_every_field_of_ours_comes_back_or_is_refused(family):
         except ConversionError:
             refused.add(name)
             continue
-        again = chosen.our_config(chosen.config_from(official, chosen.variant_for(changed)))
+        again = chosen.settings.our_config(chosen.config_from(official, chosen.names.variant_for(changed)))
         assert getattr(again, name) == value or name in NOT_COMPUTED | chosen.without_effect, name
         kept.add(name)
     assert {"qk_norm", "linear_group_size", "relative_attention_num_buckets"} & refused

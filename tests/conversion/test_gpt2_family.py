@@ -317,7 +317,7 @@ def test_loss_and_gradients(tmp_path, head, side):
     assert_close(*losses)
     gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
     found = {}
-    for group in GPT2.layout(CheckpointVariant(head.official), ours.config).plan(gradients, reverse=True):
+    for group in GPT2.names.layout(CheckpointVariant(head.official), ours.config).plan(gradients, reverse=True):
         found.update(group.apply(gradients.__getitem__))
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert_gradients_close(found, expected)
@@ -368,10 +368,10 @@ def test_every_setting_there_and_back(name, changes):
     if name.endswith("ForSequenceClassification"):
         changes = {key: value for key, value in changes.items() if key != "classifier_dropout"}  # it has no use for it
     entries = {"model_type": "gpt2", "architectures": [name], **GPT2_SIZES, **changes}
-    config = GPT2.our_config(GPT2.config_from(entries))
+    config = GPT2.settings.our_config(GPT2.config_from(entries))
     again = type(config).from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()
-    before, after = (GPT2.official_config(one).to_dict() for one in (entries, GPT2.config_to(config)))
+    before, after = (GPT2.settings.official_config(one).to_dict() for one in (entries, GPT2.config_to(config)))
     assert after == before
 
 
@@ -464,11 +464,14 @@ def test_a_preset_finds_its_family(head):
     config = blockformer.preset("gpt2", architectures=[head.ours])
     assert family_for(config) is GPT2
     official = GPT2.config_to(config)
-    assert GPT2.official_config(official).to_dict() == transformers.GPT2Config(architectures=[head.official]).to_dict()
+    assert (
+        GPT2.settings.official_config(official).to_dict()
+        == transformers.GPT2Config(architectures=[head.official]).to_dict()
+    )
     # None means the dropout of everything else; the official heads say their own.
     dropouts = {"GPT2ForSequenceClassification": 0.0, "GPT2ForTokenClassification": 0.1}
     wanted = {**config.to_dict(), "classifier_dropout": dropouts.get(head.official)}
-    assert GPT2.our_config(GPT2.config_from(official)).to_dict() == wanted
+    assert GPT2.settings.our_config(GPT2.config_from(official)).to_dict() == wanted
 
 
 def test_the_dropout_of_everything_else_is_said_where_the_official_head_has_another():

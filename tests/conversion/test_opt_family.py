@@ -106,7 +106,7 @@ def test_a_step_of_training_has_the_gradients_of_transformers(tmp_path, head):
     assert_close(*losses)
     gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
     found = {}
-    for group in OPT.layout(CheckpointVariant(head.official), ours.config).plan(gradients, reverse=True):
+    for group in OPT.names.layout(CheckpointVariant(head.official), ours.config).plan(gradients, reverse=True):
         found.update(group.apply(gradients.__getitem__))
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert expected.keys() == found.keys()

@@ -208,12 +208,12 @@ def test_the_same_text_in_every_way(tmp_path, family):
 )
 def test_every_setting_there_and_back(family, changes):
     chosen = FAMILIES[family]
-    entries = {"model_type": family, "architectures": [chosen.model_class_name], **T5_SIZES, **changes}
-    config = chosen.our_config(chosen.config_from(entries))
+    entries = {"model_type": family, "architectures": [chosen.heads[0].official], **T5_SIZES, **changes}
+    config = chosen.settings.our_config(chosen.config_from(entries))
     again = type(config).from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()
-    before = chosen.official_config_class.from_dict(dict(entries)).to_dict()
-    after = chosen.official_config_class.from_dict(chosen.config_to(config)).to_dict()
+    before = chosen.settings.official_class.from_dict(dict(entries)).to_dict()
+    after = chosen.settings.official_class.from_dict(chosen.config_to(config)).to_dict()
     assert {**after, "_name_or_path": ""} == {**before, "_name_or_path": ""}
 
 

@@ -29,8 +29,8 @@ def published_folder(folder, family, dtype=torch.float32, name=None, **settings)
     """A saved model of transformers, in the form that is published."""
     chosen = FAMILIES[family]
     torch.manual_seed(0)
-    config = chosen.official_config_class(**{**OFFICIAL_DECODER, **OWN[family], **settings})
-    model = getattr(transformers, name or chosen.model_class_name)(config).to(dtype).eval()
+    config = chosen.settings.official_class(**{**OFFICIAL_DECODER, **OWN[family], **settings})
+    model = getattr(transformers, name or chosen.heads[0].official)(config).to(dtype).eval()
     model.save_pretrained(folder)
     return model
 
