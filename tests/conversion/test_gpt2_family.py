@@ -464,10 +464,8 @@ def test_a_preset_finds_its_family(head):
     config = blockformer.preset("gpt2", architectures=[head.ours])
     assert family_for(config) is GPT2
     official = GPT2.config_to(config)
-    assert (
-        GPT2.settings.official_config(official).to_dict()
-        == transformers.GPT2Config(architectures=[head.official]).to_dict()
-    )
+    wanted = transformers.GPT2Config(architectures=[head.official])
+    assert GPT2.settings.official_config(official).to_dict() == wanted.to_dict()
     # None means the dropout of everything else; the official heads say their own.
     dropouts = {"GPT2ForSequenceClassification": 0.0, "GPT2ForTokenClassification": 0.1}
     wanted = {**config.to_dict(), "classifier_dropout": dropouts.get(head.official)}
