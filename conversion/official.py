@@ -1,4 +1,8 @@
-"""The official model of a plan, loaded to be compared with ours."""
+"""The official model of a plan, loaded to be compared with ours.
+
+Wherever it can, it reads the files by itself, also those of a composite checkpoint: fed with what our rules make of
+them, it would share each mistake of theirs.
+"""
 
 from collections.abc import Callable, Collection
 from pathlib import Path

@@ -35,7 +35,7 @@ class Family:
         name: the official `model_type`, and the preset's name; another name for a model that shares its type.
         config_class: name of the official configuration class in transformers.
         heads: what its models are for; the first is taken where a config does not say. Or the names of the official
-            classes, the language model first, where their heads are as usual (`Names.heads_of`).
+            classes, the language model first, where their heads are as usual (`Names.usual_heads`).
         names: how its checkpoints name and store tensors.
         settings: how its configs say what a model is.
         structure: our fields that are the same in all of its models, except those that `settings` reads from a field.
@@ -63,7 +63,7 @@ class Family:
         extra_code: Mapping[str, Path] | None = None,
     ):
         self.name, self.model_type = name, model_type or name
-        self.heads: tuple[Head, ...] = tuple(names.heads_of(heads) if isinstance(heads, str) else heads)
+        self.heads: tuple[Head, ...] = tuple(names.usual_heads(heads) if isinstance(heads, str) else heads)
         structure = dict(structure or {})
         self.settings = replace(
             settings,

@@ -130,8 +130,8 @@ class DecoderNames(Names[Head]):
 
     topology = "decoder"
 
-    def heads_of(self, classes):
-        """See `Names.heads_of`."""
+    def usual_heads(self, classes):
+        """See `Names.usual_heads`."""
         return decoder_heads(classes)
 
     @property

@@ -50,7 +50,7 @@ class Names(ABC, Generic[HeadKind]):
     own_traits: ClassVar[frozenset[str]] = frozenset()
     """Traits that a variant of a checkpoint that is a folder may have, beyond its spelling."""
 
-    def heads_of(self, classes: str) -> Sequence[HeadKind]:
+    def usual_heads(self, classes: str) -> Sequence[HeadKind]:
         """The heads of official classes, by their names, where they are as usual."""
         raise NotImplementedError
 

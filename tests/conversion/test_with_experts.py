@@ -13,7 +13,7 @@ from blockformer.conversion.families import with_experts
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.rules.patterns import Pattern
 from blockformer.conversion.rules.table import Rule, RuleTable
-from blockformer.conversion.storage.experts import StackExperts
+from blockformer.conversion.storage.experts import OneByOne, StackExperts
 from blockformer.summary import summarize
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_class, stored
@@ -48,6 +48,15 @@ def test_stacked_experts_come_in_and_go_back_stacked(tmp_path, family):
     (tmp_path / "repo" / "conversion.json").unlink()  # nothing says any more how it came
     convert(tmp_path / "repo", tmp_path / "published again", to_official=True)
     assert stored(tmp_path / "published again") == stored(tmp_path / "published")
+
+
+def test_a_wrong_rule_of_storage_is_seen(tmp_path, monkeypatch):
+    """The official class reads the files by itself: fed by our rules, it would share their mistake."""
+    published_folder(tmp_path / "src", "qwen3_moe")
+    swapped = OneByOne(parts=("up_proj", "gate_proj", "down_proj"))
+    monkeypatch.setattr(FAMILIES["qwen3_moe"].names, "published", swapped)
+    with pytest.raises(ConversionError, match="does not compute what the original computes"):
+        convert(tmp_path / "src", tmp_path / "repo")
 
 
 def test_a_bfloat16_checkpoint_is_compared_in_float32_alone(tmp_path):
