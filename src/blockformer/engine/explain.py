@@ -1,7 +1,6 @@
 """How a model runs, part by part, and why not faster; and compiling before the first request."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +12,6 @@ from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from . import measure
 from .accelerator import SharingAttention, masks_for_generate
-from .few_rows import MOST_ROWS
 from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
 from .packed import PackedLinear
@@ -34,7 +32,7 @@ _PRODUCTS = {
     QuantizedLinear: ("4 bits, unpacked for each call", _PREPARE),
     PreparedQuantizedLinear: ("4 bits, by PyTorch's 4-bit product for up to 32 rows", ""),
 }
-# What was measured, by the first word of a question to `is_measured`, and for how many rows.
+# What was measured, by the first words of a question to `is_measured`.
 _MEASURED = {
     "onednn": "oneDNN's product",
     "in parts": "a product in parts",
@@ -43,7 +41,6 @@ _MEASURED = {
     "packed 4 bits": "PyTorch's 4-bit product",
     "attention in blocks": "attention in blocks",
 }
-_ROWS = {1: "1 row", MOST_ROWS: f"2 to {MOST_ROWS} rows"}
 
 
 @dataclass(frozen=True)
@@ -158,13 +155,11 @@ def warm_up(model, batches, **settings):
     return model
 
 
-def _in_words(question: Any) -> str:
+def _in_words(question: str) -> str:
     """What a question to `is_measured` is about."""
-    if isinstance(question, str):
-        kind, _, dtype = question.partition(", torch.")
-        return _MEASURED.get(kind, kind) + (f" in {dtype}" if dtype else "")
-    kind, rows, outputs, inputs = question
-    return f"{_MEASURED.get(kind, kind)}, {_ROWS[rows]} by {outputs:,} x {inputs:,} weights"
+    kind, _, rest = question.partition(", ")
+    rest = f" in {dtype}" if (dtype := rest.removeprefix("torch.")) != rest else rest and f", {rest}"
+    return _MEASURED.get(kind, kind) + rest
 
 
 def _stacks_of(model) -> list[Stack]:
