@@ -27,7 +27,7 @@ WRITTEN = {
     ("decoder",): {"decode", "prefill"},
     ("small",): {"decode"},
     ("gpt2",): {"decode"},
-    ("gemma", "experts", "hybrid"): {"decode", "prefill"},
+    ("gemma", "experts", "hybrid"): {"decode", "decode, compiled", "prefill"},
     ("compiled",): {f"{work}, compiled" for work in ("decode", "greedy", "beam 4")},
     ("both-compiled",): {f"{work}, compiled" for work in ("decode", "greedy", "beam 4")},
     ("prompts",): {"prompt", "prompt, 4 bits"},

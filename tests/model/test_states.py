@@ -351,9 +351,6 @@ def test_prepared_models_leave_such_layers_as_they_are(kind):
     ids = token_ids(2, 20, vocab=97)
     wanted = a_model(ids).logits.detach()
     text = a_model.generate(ids, max_new_tokens=6, do_sample=False)
-    assert "compile=True" not in str(blockformer.explain(a_model))
-    with pytest.raises(ValueError, match="layers that keep a state"):
-        a_model.prepare_for_inference(compile=True)
     prepared = a_model.prepare_for_inference()
     assert_close(prepared(ids).logits, wanted)
     assert torch.equal(prepared.generate(ids, max_new_tokens=6, do_sample=False), text)

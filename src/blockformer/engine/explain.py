@@ -7,7 +7,6 @@ from torch import nn
 from tqdm import tqdm
 
 from ..model.awq_linear import QuantizedLinear
-from ..model.axes import BLOCKS
 from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from . import measure
@@ -180,8 +179,7 @@ def _writing(model) -> list[Part]:
     if _has_static_cache(model):
         return [Part("one more token", "compiled by transformers, in `generate` only")]
     if steps is None:
-        has_states = not BLOCKS["layer_types"].keys().isdisjoint(model.config.layer_types)
-        hint = "" if has_states or getattr(model.config, "kv_lora_rank", None) else _COMPILE
+        hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
         return [Part("one more token", "plain PyTorch", hint)]
     if steps._functions and not any(steps._functions.values()):
         return [Part("one more token", "plain PyTorch", _FAILED)]
@@ -203,22 +201,22 @@ def _layers(stack: Stack) -> Part:
 
 
 def _products(model) -> list[Part]:
-    found: dict[type, list] = {kind: [] for kind in _PRODUCTS}
+    layers: dict[type, list] = {kind: [] for kind in _PRODUCTS}
     for module in model.modules():
-        if type(module) in found:
-            found[type(module)].append(module)
-    replaced = [layer for layer in found[PackedLinear] if not layer.is_packed]
-    found[PackedLinear] = [layer for layer in found[PackedLinear] if layer.is_packed]
+        if type(module) in layers:
+            layers[type(module)].append(module)
+    replaced = [layer for layer in layers[PackedLinear] if not layer.is_packed]
+    layers[PackedLinear] = [layer for layer in layers[PackedLinear] if layer.is_packed]
     parts = []
     if replaced:
         parts.append(Part(_layers_with_weights(replaced), "PyTorch's product", _REPLACED))
-    for kind, modules in found.items():
+    for kind, modules in layers.items():
         if modules:
             name = _layers_with_weights(modules)
             way, reason = _PRODUCTS[kind]
             if _compiled_parts(model) and kind in (nn.Linear, QuickLinear):
                 way = f"as part of compiled code; outside of it {way}"
-            if kind is nn.Linear and found[PackedLinear]:
+            if kind is nn.Linear and layers[PackedLinear]:
                 reason = "not packed: small, tied to an embedding, or with a hook"
             parts.append(Part(name, way, reason))
     return parts

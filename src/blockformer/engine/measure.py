@@ -127,14 +127,14 @@ def is_trusted(path: Path) -> bool:
 @functools.cache
 def processor() -> tuple[str, str]:
     """The processor's name and its flags."""
-    found = {"model name": os.uname().machine, "flags": os.uname().machine}
+    known = {"model name": os.uname().machine, "flags": os.uname().machine}
     path = Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else ():
         name, _, value = line.partition(":")
         name = {"Features": "flags"}.get(name.strip(), name.strip())
-        if name in found:
-            found[name] = value.strip()
-    return found["model name"], found["flags"]
+        if name in known:
+            known[name] = value.strip()
+    return known["model name"], known["flags"]
 
 
 def machine() -> str:
