@@ -28,6 +28,7 @@ from blockformer.publishing.write_repo import bytes_by_dtype
 from .arguments import dtype_name
 from .families.architectures import FSDP
 from .families.further import FIELD as FURTHER_LAYERS
+from .families.further import FURTHER
 from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
 from .families.registry import Family, family_by_name, family_for, family_of
 from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
@@ -128,6 +129,8 @@ def plan_in(
         official, tensors, read = view.entries, view.tensors, view.read
     family = family_of(official) if family_name is None else family_by_name(family_name)
     variant = family.variant_of(official, tensors, read)
+    if view is not None and FURTHER not in variant.traits and official.get(FURTHER_LAYERS):
+        official = {**official, FURTHER_LAYERS: 0}  # they are left out below
     stored = todays_names(tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
     carry_others(family, official, config)

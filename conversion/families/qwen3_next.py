@@ -115,6 +115,7 @@ TEXT = DecoderFamily(
     rope=RopeOfText(by_part=True),
     fresh=FRESH,
     further=LIKE_QWEN_3_5,
+    extra_fields=["mtp_num_hidden_layers"],
     more_rules=text_rules,
     **BOTH,
 )
@@ -126,6 +127,7 @@ MOE_TEXT = ExpertsFamily(
     fields={**ROUTER_FIELDS, **SIZES, "norm_topk_prob": None, "intermediate_size": None},
     without_effect=["intermediate_size"],
     further=LIKE_QWEN_3_5,
+    extra_fields=["mtp_num_hidden_layers"],
     more_rules=text_rules,
     **BOTH,
     **WITH_EXPERTS,

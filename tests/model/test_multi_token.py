@@ -1,7 +1,7 @@
 """Layers that predict further tokens: the article's formulas, a loss for each, and drafts that change no token.
 
 The oracle of the forward is a plain program that follows section 2.2 of arXiv 2412.19437; the library's own layers of
-this kind are compared in `conversion/test_multi_token.py`.
+this kind are compared in `conversion/test_further.py`.
 """
 
 import copy
@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache
 import blockformer
 from blockformer.model.multi_token import MultiTokenDrafts
 
-drafting = pytest.mark.skipif(not hasattr(GenerationConfig(), "use_mtp"), reason="needs use_mtp of transformers")
+drafting = pytest.mark.skipif(not hasattr(GenerationConfig(), "use_mtp"), reason="this transformers has no use_mtp")
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SLIDING = {"layer_types": ["full_attention"] * 2 + ["sliding_attention"], "sliding_window": 5}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 20, "v_head_dim": 8, "num_key_value_heads": 4, "qk_norm": False}

@@ -76,7 +76,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
 
     def __init__(self, config):
         super().__init__(config)
-        count = range(config.num_nextn_predict_layers)
+        count = range(config.num_nextn_predict_layers or 0)
         self.mtp = nn.ModuleList(MultiTokenLayer(config, BlockformerDecoderModel) for _ in count) if count else None
         self._is_stateful = not BLOCKS["layer_types"].keys().isdisjoint(config.layer_types)
         self.post_init()
