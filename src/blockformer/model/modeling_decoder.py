@@ -6,7 +6,6 @@ Every module that an exported repo needs is imported here by name: some versions
 import functools
 
 import torch
-from torch import nn
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, MoeCausalLMOutputWithPast
 from transformers.utils import can_return_tuple, logging
@@ -25,7 +24,7 @@ from .language_model_head import LanguageModelHead
 from .latent_attention import LatentAttention  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import are_on_padding, shifted
-from .multi_token import MultiTokenDrafts, MultiTokenLayer, multi_token_loss
+from .multi_token import MultiTokenDrafts, multi_token_layers, multi_token_loss
 from .normalization import RMSNorm  # noqa: F401
 from .positions import LEARNED, reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
@@ -76,8 +75,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
 
     def __init__(self, config):
         super().__init__(config)
-        count = range(config.num_nextn_predict_layers or 0)
-        self.mtp = nn.ModuleList(MultiTokenLayer(config, BlockformerDecoderModel) for _ in count) if count else None
+        self.mtp = multi_token_layers(config, BlockformerDecoderModel) if config.num_nextn_predict_layers else None
         self._is_stateful = not BLOCKS["layer_types"].keys().isdisjoint(config.layer_types)
         self.post_init()
 

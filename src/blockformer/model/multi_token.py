@@ -93,6 +93,11 @@ class MultiTokenLayer(nn.Module):
         return self.decoder(inputs_embeds=self.projection(both), **named).last_hidden_state
 
 
+def multi_token_layers(config, decoder_class):
+    """A model's `mtp`: layer k predicts k + 1 tokens on."""
+    return nn.ModuleList(MultiTokenLayer(config, decoder_class) for _ in range(config.num_nextn_predict_layers))
+
+
 def _moved(values, filling=0):
     """What stands one place on: [B, T] or [B, T, C], with `filling` at the end."""
     return F.pad(values[:, 1:], (0, 0) * (values.dim() - 2) + (0, 1), value=filling)
