@@ -266,7 +266,7 @@ def _further_layers(
 ) -> list[str]:
     """A note on layers after the model's last one, whether they are written or missing."""
     found = layout.further_layers(spellings.todays(target.name) for group in unused for target in group.targets)
-    if found or not layout.has_further_layers or getattr(config, FURTHER_LAYERS, 0):
+    if found or not layout.has_further_layers or getattr(config, FURTHER_LAYERS, False):
         return _notes_on(found, "written as they came", config)
     return [f"layers that predict further tokens, which checkpoints of {family.name} may have, are not written"]
 

@@ -128,8 +128,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         given = (targets, num_items_in_batch, return_logits, label_smoothing)
         logits, loss = self.logits_and_loss(outputs.last_hidden_state[:, keep], *given)
         if self.mtp is not None and self.training and loss is not None:
-            given = (targets, num_items_in_batch, label_smoothing, kwargs)
-            further = multi_token_loss(self, outputs.last_hidden_state, inputs, *given)
+            counted = (targets, num_items_in_batch, label_smoothing)
+            further = multi_token_loss(self, outputs.last_hidden_state, inputs, *counted, kwargs)
             loss = loss + self.config.nextn_loss_weight * further
         output = {name: getattr(outputs, name) for name in (CACHE, "hidden_states", "attentions")}
         output |= {"loss": loss, "logits": logits, "cross_attentions": outputs.cross_attentions or None}
