@@ -177,14 +177,15 @@ class MultiTokenDrafts(CandidateGenerator):
         self.states = states
         mask = model_kwargs.get("attention_mask")
         mask = mask[:, self.first : length - 1] if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
-        text, scores = input_ids, ()
+        scores: list[torch.Tensor] = []
+        text = input_ids
         for depth in range(count):
             vectors = self.model.model._embed_tokens(text[:, self.start + depth + 1 :], None, None, None)
             given = {"attention_mask": mask, "past_key_values": self.caches[depth], "use_cache": True}
             states = self.model.mtp[depth](states, vectors, **given)
             logits = self.processors(text, self.model.logits_of(states[:, -1]).float())
             token = logits.softmax(-1).multinomial(1) if self.samples else logits.argmax(-1, keepdim=True)
-            text, scores = torch.cat((text, token.to(text.device)), dim=1), (*scores, logits)
+            text, scores = torch.cat((text, token.to(text.device)), dim=1), [*scores, logits]
         # Layer k has read k - 1 drafts. What the last layer has read of the text stays; the others keep as much.
         keep = max(length - len(self.caches), self.first)
         for cache in self.caches[:count]:
