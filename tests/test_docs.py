@@ -41,6 +41,7 @@ PAIRS = {
     "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
     "measurements": (PAGE.parent / "measurements.md", PAGE_ZH.parent / "measurements.md"),
     "lab": (PAGE.parent / "lab.md", PAGE_ZH.parent / "lab.md"),
+    "lab-layers": (PAGE.parent / "lab-layers.md", PAGE_ZH.parent / "lab-layers.md"),
     "make-it-faster": (PAGE.parent / "make-it-faster.md", PAGE_ZH.parent / "make-it-faster.md"),
     "how-it-works": (PAGE.parent / "how-it-works.md", PAGE_ZH.parent / "how-it-works.md"),
     "reshaping": (PAGE.parent / "reshaping.md", PAGE_ZH.parent / "reshaping.md"),
@@ -474,6 +475,23 @@ def test_the_table_and_the_picture_of_the_ideas_are_what_their_rows_say(tmp_path
     trained = {each for row in rows for each in (row["config"]["blocks"] or {}).items()}
     files = sorted((ROOT / "examples" / "blocks").glob("*.py"))
     assert trained == {(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files}
+
+
+def test_the_table_and_the_pictures_of_the_layers_are_what_their_rows_say(tmp_path):
+    """`blockformer lab examples/lab/layers.yaml --output docs/lab/layers --report` writes them."""
+    folder = ROOT / "docs" / "lab" / "layers"
+    (tmp_path / "rows.jsonl").write_bytes((folder / "rows.jsonl").read_bytes())
+    write_report(tmp_path, [], "layers")
+    for name in ("table.md", "curves.svg", "differences.svg"):
+        assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    table = tables(folder / "table.md")[0]
+    for page in PAIRS["lab-layers"]:
+        sizes, results = tables(page)
+        assert results[1:] == table[1:]
+        rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+        flops = {row["group"]: (row["config"]["intermediate_size"], int(row["flops_per_token"])) for row in rows}
+        for name, _, width, each, _ in sizes[1:]:
+            assert flops[name] == (int(width), int(each.replace(",", "")))
 
 
 SNIPPETS = [

@@ -8,6 +8,7 @@ checkpoints do the opposite, whatever their head: that is a trait of their `Chec
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -15,6 +16,7 @@ from transformers import PretrainedConfig
 from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Reversible, Split
+from ..rules.patterns import tuple_of
 from ..rules.table import Rule, RuleTable
 from ..storage import awq
 from ..storage.low_bits import FIELD, without
@@ -23,6 +25,7 @@ from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
 from .base import HEAD_ONLY, Family
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
+from .further import FURTHER, FurtherLayers
 from .head import VALUE_HEAD, Head
 
 Modules = Mapping[str, str | tuple[str, ...]]
@@ -131,6 +134,7 @@ class DecoderFamily(Family[Head]):
         spellings: see `Family.own_spellings`.
         ignored: see `RuleTable`; official names of the stack: of computed tensors, or of layers after the model's.
         outside: the same of tensors that lie outside of the stack.
+        further: where checkpoints hold layers that predict further tokens; None: ours has none of theirs.
         reads_whole: whether the official class follows an `is_causal` of false.
         settings: further arguments of `ConfigTranslation`.
     """
@@ -164,6 +168,7 @@ class DecoderFamily(Family[Head]):
         spellings: Sequence[Spelling] = (),
         ignored: Collection[str] = (),
         outside: Collection[str] = (),
+        further: FurtherLayers | None = None,
         reads_whole: bool = True,
         **settings,
     ):
@@ -190,6 +195,7 @@ class DecoderFamily(Family[Head]):
                 *(window, ClassifierDropout()),
                 *([Direction()] if reads_whole else []),
                 *([LowBits()] if self.has_low_bits else []),
+                *([] if further is None else [further]),
                 *computed,
             ],
             unsupported={"add_cross_attention": (None, False), **settings.pop("unsupported", {})},
@@ -203,7 +209,8 @@ class DecoderFamily(Family[Head]):
         self.more_rules, self.own_spellings = more_rules, Spellings(spellings)
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
         self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
-        self.outside = tuple(outside)
+        self.outside, self.further = tuple(outside), further
+        self.own_traits |= frozenset() if further is None else {FURTHER}
 
     # The variant: which head, whether there is a prefix.
 
@@ -214,6 +221,7 @@ class DecoderFamily(Family[Head]):
         if names is not None and not head.bare:
             todays = self.spellings(CheckpointVariant(head.official, traits)).todays
             traits |= self.traits_of_ties(head, official, set(map(todays, names)))
+            traits |= self._traits_of_further(head, official, names)
         return CheckpointVariant(head.official, traits)
 
     def head_by_tensors(self, official, names):
@@ -230,7 +238,16 @@ class DecoderFamily(Family[Head]):
         if earlier is not None and earlier.head == variant.head:
             fits = {PREFIX, NO_PREFIX} | ({HEAD_ONLY} if config.tie_word_embeddings else set())
             variant = CheckpointVariant(variant.head, earlier.traits & fits)
-        return variant
+        has_further = self.further is not None and config.num_nextn_predict_layers
+        return replace(variant, traits=variant.traits | {FURTHER}) if has_further else variant
+
+    def _traits_of_further(self, head: Head, official, names: Collection[str]) -> frozenset[str]:
+        """Whether a checkpoint holds layers that predict further, of plain weights."""
+        if self.further is None or not self.head_name(head) or FIELD in official:
+            return frozenset()
+        if not any(name.endswith((".eh_proj.weight", "mtp.fc.weight")) for name in names):
+            return frozenset()
+        return frozenset([FURTHER] if self.further.count(self.official_config(official), head.root, names) else [])
 
     def alternatives(self, head):
         """See `Family.alternatives`."""
@@ -252,7 +269,11 @@ class DecoderFamily(Family[Head]):
     def layout(self, variant, config):
         """See `Family.layout`."""
         head = self.head(variant)
-        rules = [*(rule.under(head.root, head.our_root) for rule in self.stack_rules(config)), *head.rules]
+        stack = self.stack_rules(config)
+        rules = [*(rule.under(head.root, head.our_root) for rule in stack), *head.rules]
+        if self.further is not None and config.num_nextn_predict_layers:
+            of_a_layer = [rule for rule in stack if tuple_of(rule.target)[0].startswith(LAYER)]
+            rules += self.further.rules(of_a_layer, self.layers, LAYER, config)
         if config.linear_bits is not None:
             rules = awq.kept_rules(rules, self._low_bit_weights(variant))
         ignored = [*(head.root + name for name in self.ignored), *self.outside, *VALUE_HEAD]

@@ -13,9 +13,10 @@ from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFirst, Split
 from ..rules.table import Rule
-from ..values import Computed, Rope, constants, part_of
+from ..values import Computed, Rope, part_of
 from .decoder import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS
 from .fresh import rotary
+from .further import LIKE_DEEPSEEK
 from .with_experts import (
     DEEPSEEK_FIELDS,
     FINE,
@@ -153,6 +154,7 @@ DEEPSEEK_V3 = DeepseekFamily(
     structure={**LLAMA, "latent_norm_eps": 1e-6, **SIGMOID_ROUTER},
     fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
     ignored=["layers.{beyond}.*"],
+    further=LIKE_DEEPSEEK,
     fields=FIELDS,
     unsupported={
         "rope_interleave": (True,),
@@ -164,7 +166,6 @@ DEEPSEEK_V3 = DeepseekFamily(
         shared_experts("n_shared_experts"),
         FIRST_DENSE,
         expert_groups(2),
-        constants(num_nextn_predict_layers=0),
     ),
     **SETTINGS,
 )

@@ -3,9 +3,10 @@
 Checkpoints hold a layer after the last one, which predicts one token more.
 """
 
-from ..values import Flag, Rope, constants
+from ..values import Flag, Rope
 from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .fresh import rotary
+from .further import LIKE_DEEPSEEK
 from .with_experts import (
     DEEPSEEK_FIELDS,
     FINE,
@@ -32,6 +33,7 @@ FAMILY = ExpertsFamily(
     layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
     sparse=SHARED_EXPERTS,
     ignored=["layers.{beyond}.*"],
+    further=LIKE_DEEPSEEK,
     fields={**DEEPSEEK_FIELDS, "attention_bias": "attention_bias"},
     rope=Rope(by_part=True),
     without_effect=("router_aux_loss_coef", "output_router_logits"),
@@ -40,7 +42,6 @@ FAMILY = ExpertsFamily(
         FIRST_DENSE,
         expert_groups(2),
         Flag("use_qk_norm", "qk_norm", (False, True)),
-        constants(num_nextn_predict_layers=0),
     ),
     extra_fields=["partial_rotary_factor"],
 )

@@ -14,6 +14,7 @@ from ..rules.table import Rule, module_rules
 from ..values import Rope, RopeOfText, StatesByLayer
 from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderFamily
 from .fresh import rotary
+from .further import LIKE_QWEN, LIKE_QWEN_3_5
 from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertsFamily
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
@@ -100,6 +101,7 @@ NEXT = ExpertsFamily(
     rope=Rope(by_part=True),
     fields={**ROUTER_FIELDS, **SIZES},
     computed=(SPARSE_STEP,),
+    further=LIKE_QWEN,
     more_rules=next_rules,
     qa_root="transformer.",
     **BOTH,
@@ -112,6 +114,8 @@ TEXT = DecoderFamily(
     structure=STRUCTURE,
     rope=RopeOfText(by_part=True),
     fresh=FRESH,
+    further=LIKE_QWEN_3_5,
+    extra_fields=["mtp_num_hidden_layers"],
     more_rules=text_rules,
     **BOTH,
 )
@@ -122,6 +126,8 @@ MOE_TEXT = ExpertsFamily(
     rope=RopeOfText(by_part=True),
     fields={**ROUTER_FIELDS, **SIZES, "norm_topk_prob": None, "intermediate_size": None},
     without_effect=["intermediate_size"],
+    further=LIKE_QWEN_3_5,
+    extra_fields=["mtp_num_hidden_layers"],
     more_rules=text_rules,
     **BOTH,
     **WITH_EXPERTS,

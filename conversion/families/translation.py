@@ -68,7 +68,9 @@ WITHOUT_EFFECT = ("pretraining_tp",)
 """Official settings that may be there and change nothing: into how many slices some classes cut their products."""
 ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
 """Entries of a config file on its origin, not on the model."""
-NOT_COMPUTED = frozenset(("blocks", "other_entries", "use_cache", "initializer_range", "classifier_dropout"))
+NOT_COMPUTED = frozenset(
+    ("blocks", "other_entries", "use_cache", "initializer_range", "classifier_dropout", "nextn_loss_weight")
+)
 """Our fields that need not come back: nothing that a trained model computes depends on them."""
 OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))
 """Our fields that need not come back where there is no language model head."""

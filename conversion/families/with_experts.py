@@ -102,8 +102,11 @@ class ExpertsFamily(DecoderFamily):
         """See `Family.storage`."""
         if self.published is None or STACKED in variant.traits:
             return []
-        layer = self.head(variant).root + self.layers
-        return self.published.rules(layer, self.sparse, [self.bias_of_choice], config.num_experts)
+        layers = [self.head(variant).root + self.layers]
+        if self.further is not None:
+            layers += self.further.places(config, config.num_nextn_predict_layers)
+        given = (self.sparse, [self.bias_of_choice], config.num_experts)
+        return [rule for layer in layers for rule in self.published.rules(layer, *given)]
 
     def stack_rules(self, config):
         """See `DecoderFamily.stack_rules`."""

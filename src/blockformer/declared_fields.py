@@ -12,6 +12,7 @@ from .model.awq_linear import LinearFields
 from .model.axes import BLOCKS, Axis, axes, blocks_of
 from .model.experts import ExpertsFields
 from .model.latent_attention import OF_LATENTS
+from .model.multi_token import MultiTokenFields
 from .model.positions import LEARNED, RELATIVE_BIAS, SINUSOIDAL
 from .model.relative_bias import RelativeBiasFields
 
@@ -23,6 +24,7 @@ NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     (("num_expert_groups_per_tok", "experts_per_group_score"), "num_expert_groups", ()),
     (("kv_lora_rank", *OF_LATENTS), "kv_lora_rank", ()),
     (axes(LinearFields), "linear_bits", ()),
+    (axes(MultiTokenFields), "num_nextn_predict_layers", ()),
     (("sliding_window", "decoder_layer_types"), "sliding_window", ()),
     (axes(RelativeBiasFields), "position_type", (*RELATIVE_BIAS, "disentangled")),
     (("relative_bias_per_layer",), "position_type", RELATIVE_BIAS),

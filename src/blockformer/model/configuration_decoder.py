@@ -9,6 +9,7 @@ from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields, SparseFeedForward
 from .latent_attention import LatentAttention, LatentFields
+from .multi_token import MultiTokenFields
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from .task_heads import TokenClassification  # noqa: F401
 
 
-class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, BlockformerConfig):
+class BlockformerDecoderConfig(MultiTokenFields, LinearFields, LatentFields, ExpertsFields, BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
     The defaults are a small Llama-style model. A `bidirectional` one is for embeddings (BehnamGhader et al., 2024).

@@ -29,6 +29,7 @@ OPTIONAL: dict[str, tuple[str, Collection[Any]]] = {
     "disentangled": ("position_type", ("disentangled",)),
     "experts": ("num_experts", ()),
     "latent_attention": ("kv_lora_rank", ()),
+    "multi_token": ("num_nextn_predict_layers", ()),
     "relative_bias": ("position_type", (*RELATIVE_BIAS, "disentangled")),
     "relative_keys": ("position_type", RELATIVE_KEYS),
     "rotary": ("position_type", ("rotary",)),
