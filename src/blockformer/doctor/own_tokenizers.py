@@ -132,9 +132,7 @@ def _of_numbers(path: Path) -> PreTrainedTokenizerFast:
     for text in sorted(texts[SPECIAL + 256 :], key=lambda each: -score[each]):
         pairs = ((text[:place], text[place:]) for place in range(1, len(text)))
         merges += [pair for pair in pairs if all(part in vocabulary for part in pair)]
-    made = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)  # noqa: S106
-    )
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Prepend(" ")
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
