@@ -70,9 +70,9 @@ EXTRAS = {
     "own-code": Extra(
         (
             *("--no-deps", "litgpt", "lightning", "lightning-utilities", "torchmetrics", "jsonargparse"),
-            *("x-transformers", "einops", "einx", "loguru", "torch-einops-utils"),
+            *("x-transformers", "einops", "einx", "frozendict", "loguru", "tiktoken", "regex", "torch-einops-utils"),
         ),
-        ("tests/doctor/test_litgpt.py", "tests/doctor/test_x_transformers.py"),
+        ("tests/doctor/test_litgpt.py", "tests/doctor/test_x_transformers.py", "tests/doctor/test_own_tokenizers.py"),
     ),
     "torchtune": Extra(
         (

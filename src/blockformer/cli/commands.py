@@ -115,7 +115,7 @@ def convert(
         typer.Option(
             metavar="LAYOUT",
             help="'blockformer', 'official' for the way back, or training code: 'litgpt', 'torchtune', 'torchtitan', "
-            "'nanochat'.",
+            "'nanochat', 'x-transformers'.",
         ),
     ] = "blockformer",
     family: Annotated[
