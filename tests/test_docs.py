@@ -62,6 +62,7 @@ PAIRS = {
     "retrieval": (PAGE.parent / "retrieval.md", PAGE_ZH.parent / "retrieval.md"),
     "embedding-server": (PAGE.parent / "embedding-server.md", PAGE_ZH.parent / "embedding-server.md"),
     "own-block": (PAGE.parent / "own-block.md", PAGE_ZH.parent / "own-block.md"),
+    "reliability": (PAGE.parent / "reliability.md", PAGE_ZH.parent / "reliability.md"),
     "trust": (PAGE.parent / "trust.md", PAGE_ZH.parent / "trust.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
