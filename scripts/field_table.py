@@ -20,7 +20,7 @@ HEAD = """# Every field of a config
 
 Written by `python scripts/field_table.py` from the fields' own declarations, which are the docstrings of the config
 classes too. "Set by" names presets with another value than the default, at most four, and how many more. A field that
-is not in every topology says in which. How fields make up a family: [families as settings](families.md). What a model
+is not in every topology says in which. How fields make up a family: [families as settings](supported.md#families-as-settings). What a model
 computes by them: [from the figure to the code](from-figure-to-code.md).
 """
 MOST = 4
