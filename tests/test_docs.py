@@ -437,6 +437,14 @@ def test_pictures_are_up_to_date(name):
     assert path.read_bytes() == drawn.encode(), "run python scripts/draw_pictures.py"
 
 
+def test_the_badges_say_what_pyproject_says():
+    """`python scripts/badges.py` draws them."""
+    for path, text in script("badges").drawn().items():
+        assert path.read_text(encoding="utf-8") == text
+        for page in PAIRS["readme"]:
+            assert f"({path.relative_to(ROOT)})" in page.read_text(encoding="utf-8")
+
+
 def test_every_picture_is_shown_and_names_what_exists():
     pages = [path.read_text(encoding="utf-8") for path in (*FIGURE, PAIRS["see-inside"][0])]
     shown = set(re.findall(r"\(pictures/([\w-]+)\.svg\)", "".join(pages)))
