@@ -67,7 +67,7 @@ def check_signature(folder: Path, key: str | PathLike[str]) -> list[str]:
     _check_file(key)
     path = folder / SIGNATURE
     if not path.exists():
-        return [f"there is no signature ({SIGNATURE})"]
+        return [f"the signature is missing ({SIGNATURE})"]
     try:
         verifier = library.verifying.Config().use_elliptic_key_verifier(public_key=Path(key))
     except (ValueError, TypeError) as error:
