@@ -65,6 +65,7 @@ PAIRS = {
     "embedding-server": (PAGE.parent / "embedding-server.md", PAGE_ZH.parent / "embedding-server.md"),
     "own-block": (PAGE.parent / "own-block.md", PAGE_ZH.parent / "own-block.md"),
     "reliability": (PAGE.parent / "reliability.md", PAGE_ZH.parent / "reliability.md"),
+    "research-path": (PAGE.parent / "research-path.md", PAGE_ZH.parent / "research-path.md"),
     "trust": (PAGE.parent / "trust.md", PAGE_ZH.parent / "trust.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
