@@ -1,9 +1,8 @@
 """Show measured figures that stand on two pages by hand.
 
 A figure is a number or a range with a unit of speed, time or memory, in a sentence. Each stands on one page, which says
-how it was measured; others link there, or a script writes it between two comments, as `speed_pages.py` does. Examples in
-fences are what a reader sees and count as none. The Chinese pages are left out: `tests/test_docs.py` compares each with its
-English one.
+how it was measured. Others link there, or a script writes it between two comments, as `speed_pages.py` does. Fences are
+left out, and so are the Chinese pages: `tests/test_docs.py` compares each with its English one.
 
 Usage: python scripts/figures.py    (exit status 1 if a figure stands twice)
 """
@@ -17,7 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NOT_BY_HAND = re.compile(r"^```.*?^```$|<!-- ([\w ]+) -->\n.*?<!-- end of \1 -->", re.M | re.S)
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
-UNIT = r"ms|s|seconds|minutes|times|GB/s|GFLOPS|[KMG]i?B|(?:tokens|texts|sentences) per second|tokens/s|% (?:faster|slower|longer)"
+UNIT = (
+    r"ms|s|seconds|minutes|times|GB/s|GFLOPS|[KMG]i?B|tokens/s|"
+    r"(?:tokens|texts|sentences) per second|% (?:faster|slower|longer)"
+)
 FIGURE = re.compile(rf"(?<![\w.,/^-])({NUMBER}(?: to {NUMBER})?) ?({UNIT})\b")
 CELL = re.compile(r"(?<![\w.,])\d[\d,]*\.\d+(?![\w.])")
 SHORT = {"seconds": "s"}
@@ -44,8 +46,8 @@ def pages() -> dict[str, str]:
 def twice(texts: Mapping[str, str]) -> dict[str, set[str]]:
     """Figure -> pages, for each that stands on more than one.
 
-    A figure of four digits also stands twice if it is in a sentence of one page and a table of another; shorter ones meet by
-    chance in tables of hundreds. Figures of one digit, such as "2 times", are words.
+    A figure of four digits also stands twice if it is in a sentence of one page and a table of another. Shorter ones meet
+    by chance in tables of hundreds. Figures of one digit, such as "2 times", are words.
     """
     said, listed = defaultdict(set), defaultdict(set)
     for name, text in texts.items():

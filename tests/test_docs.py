@@ -203,7 +203,9 @@ def test_links_of_every_page_lead_somewhere():
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.parametrize("page", [*FIGURE, *FIGURE_ZH, *PAIRS["articles"]], ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize(
+    "page", [*FIGURE, *FIGURE_ZH, *PAIRS["articles"]], ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_every_named_place_exists(page):
     places = PLACE.findall(page.read_text(encoding="utf-8"))
     assert len(places) > 15

@@ -121,7 +121,9 @@ def _check_source(path: Path, source: bytes) -> None:
             _check_roots(where, [node.module or ""])
         elif isinstance(node, ast.ImportFrom) and (node.level > 1 or node.module not in siblings):
             fix = "write `from .name import x` with one of " + ", ".join(sorted(siblings))
-            raise ValueError(f"{where}: '{'.' * node.level}{node.module or ''}' is not a file next to it in a repo: {fix}.")
+            raise ValueError(
+                f"{where}: '{'.' * node.level}{node.module or ''}' is not a file next to it in a repo: {fix}."
+            )
     # The loader of remote code finds imports by this pattern, in texts too.
     for name in re.findall(r"^\s*(?:from|import)\s+\.(\S+)", text, re.MULTILINE):
         if name not in siblings:
