@@ -46,8 +46,8 @@ def pages() -> dict[str, str]:
 def twice(texts: Mapping[str, str]) -> dict[str, set[str]]:
     """Figure -> pages, for each that stands on more than one.
 
-    A figure of four digits also stands twice if it is in a sentence of one page and a table of another. Shorter ones meet
-    by chance in tables of hundreds. Figures of one digit, such as "2 times", are words.
+    A figure of four digits also stands twice if it is in a sentence of one page and a table of another. Shorter ones
+    meet by chance in tables of hundreds. Figures of one digit, such as "2 times", are words.
     """
     said, listed = defaultdict(set), defaultdict(set)
     for name, text in texts.items():

@@ -90,7 +90,7 @@ def _library() -> Any:
     try:
         import model_signing
     except ImportError as error:
-        fix = "pip install 'blockformer[sign]'"
+        fix = "pip install model-signing pyOpenSSL"
         raise SigningError(f"signatures need the library model-signing ({error}): {fix}") from None
     return model_signing
 
