@@ -328,7 +328,8 @@ def test_the_readme_is_short_and_its_commands_are_there(name):
 
 @pytest.mark.parametrize("page", PAIRS["troubleshooting"], ids=["en", "zh"])
 def test_each_error_that_is_explained_is_one_of_the_code_s(page):
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py")]
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "conversion").rglob("*.py")]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
     strings = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     said = "\n".join(each for each in strings if isinstance(each, str))
     errors = [row[0].strip("`") for table in tables(page) for row in table[1:] if row[0].startswith("`")]
