@@ -1,5 +1,5 @@
-"""Write the tables of docs/families.md and its Chinese twin, each preset as its fields that differ from the defaults,
-the names of families in docs/supported.md, and their number in the READMEs.
+"""Write the tables of docs/supported.md and its Chinese twin: the names of families, each preset as its fields that
+differ from the defaults, published sizes; and the number of families in the READMEs.
 
 Usage: python scripts/family_table.py
 """
@@ -34,7 +34,8 @@ READMES = {
 }
 """README -> its sentence with the number of the families, between two comments."""
 MARKED = re.compile(r"(<!-- families -->\n).*?(<!-- end of families -->)", re.S)
-PAGES = ("families.md", "zh/families.md")
+SETTINGS = re.compile(r"(?<=<!-- settings -->\n).*(?=<!-- end of settings -->)", re.S)
+"""The part of a page that holds the tables of presets."""
 TABLE = re.compile(r"(^\|.*\n)(?:^\|.*\n)+", re.M)
 """A table, and its header by itself."""
 
@@ -87,12 +88,12 @@ def published() -> list[list[str]]:
 
 
 def written(text: str) -> str:
-    """A page with its tables as the code has them, three of families and one of sizes; their headers stay."""
+    """A page with its settings as the code has them, three tables of families and one of sizes; their headers stay."""
     tables = []
     for cells in (*map(rows, TOPOLOGIES), published()):
         lines = [["---"] * len(cells[0]), *cells]
         tables.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
-    return TABLE.sub(lambda found: found[1] + tables.pop(0), text)
+    return SETTINGS.sub(lambda part: TABLE.sub(lambda found: found[1] + tables.pop(0), part[0]), text)
 
 
 def with_names(text: str, separator: str) -> str:
@@ -127,10 +128,7 @@ def main() -> None:
         path.write_text(with_sentence(path.read_text(encoding="utf-8"), sentence), encoding="utf-8")
     for name, separator in SUPPORTED.items():
         path = DOCS / name
-        path.write_text(with_names(path.read_text(encoding="utf-8"), separator), encoding="utf-8")
-    for name in PAGES:
-        path = DOCS / name
-        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(written(with_names(path.read_text(encoding="utf-8"), separator)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) ->
     count = settings["num_hidden_layers"]
     if settings.get("num_hidden_groups"):
         raise ValueError(
-            "layers cannot be given for a model whose layers share weights: set num_hidden_layers instead."
+            "layers cannot be chosen in a model whose layers share weights: set num_hidden_layers instead."
         )
     if not layers or not all(0 <= layer < count for layer in layers):
         raise ValueError(f"layers must list numbers from 0 to {count - 1}, not {list(layers)}.")

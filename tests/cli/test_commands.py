@@ -148,7 +148,7 @@ def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
         (["convert", "{source}", "{tmp}/dst", "--dtype", "int3"], "dtype must be one of"),
         (["convert", "{source}", "{tmp}/dst", "--to", "gguf"], "--to must be one of"),
         (["convert", "{source}", "{tmp}/dst", "--to", "official"], "is not in Blockformer's layout"),
-        (["convert", "{source}", "{tmp}/dst", "--family", "qwen4"], "there is no family 'qwen4'"),
+        (["convert", "{source}", "{tmp}/dst", "--family", "qwen4"], "no family is called 'qwen4'"),
         (["convert", "{source}", "{tmp}/dst", "--max-shard-size", "big"], "'big'"),
         (["convert", "{tmp}/nowhere", "{tmp}/dst"], "no such folder"),
         (

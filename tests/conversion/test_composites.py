@@ -328,7 +328,7 @@ def test_the_command_line_goes_both_ways(tmp_path, capsys):
     assert "`--to official --into` puts the text back" in told
     assert contents(out) == contents(src)
     for arguments, message in (
-        (["convert", dst, out + "2", "--into", src], "into (--into) is for the way back; add --to official"),
+        (["convert", dst, out + "2", "--into", src], "into (--into) is for the official layout; add --to official"),
         (["convert", dst, src, "--to", "official", "--into", src], "is the source"),
     ):
         with pytest.raises(SystemExit):

@@ -1,3 +1,5 @@
+"""Each family's record: configs survive the round trip, and what ours or the official side cannot express is named."""
+
 import copy
 import functools
 

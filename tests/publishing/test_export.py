@@ -1,3 +1,5 @@
+"""Exported repos: complete, readable in an afternoon, closed code, and an export that fails leaves nothing."""
+
 import ast
 import json
 import os
