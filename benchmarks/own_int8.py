@@ -29,7 +29,7 @@ from torch.nn import functional as F
 import blockformer
 from blockformer.demo.search import encoder_folder
 
-ROWS = (17, 128, 544)
+ROWS = (17, 544)
 SHAPES = ((384, 384), (384, 1536), (1536, 384))
 """Inputs and outputs of the encoder's linear layers."""
 CHOICES = {
@@ -38,7 +38,7 @@ CHOICES = {
     "query, key and value": ("q_proj", "k_proj", "v_proj"),
     "the first of the network": ("up_proj",),
 }
-REPEATS = 10
+REPEATS = 4
 ENOUGH_COSINE, ENOUGH_NEIGHBOURS, FASTER = 0.999, 0.97, 0.9
 Product = Callable[[Tensor], Tensor]
 """States [N, K] -> the product [N, M] before the bias."""

@@ -262,3 +262,23 @@ def test_a_layerwise_reranker_of_minicpm_as_granite(tmp_path, tiny_tokenizer):
     scores = opened(tmp_path / "dst", sentence_transformers.CrossEncoder).predict([(TEXTS[2], TEXTS[0])])
     assert 0.01 < expected < 0.99
     assert abs(scores[0] - expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"architectures": ["JinaBertForMaskedLM"]}, "JinaBertForMaskedLM"),
+        (
+            {"architectures": ["BertModel"], "position_embedding_type": "alibi"},
+            "position_embedding_type must .* not 'alibi'",
+        ),
+    ],
+    ids=["class", "positions"],
+)
+def test_jina_embeddings_v2_is_refused_by_its_class_and_its_positions(tmp_path, settings, named):
+    make(like("sentence-transformers/all-MiniLM-L6-v2", "jinaai/jina-embeddings-v2-base-en"), tmp_path / "src")
+    path = tmp_path / "src/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings, "feed_forward_type": "geglu"}))
+    with pytest.raises(ConversionError, match=named):
+        convert(tmp_path / "src", tmp_path / "dst")
+    assert not (tmp_path / "dst").exists()
