@@ -1,6 +1,6 @@
 """An embedder learns to find code by what it does: measured before and after, on modules that it has not seen.
 
-    pip install '.[demo]' sentence-transformers
+    pip install '.[demo]'
     python examples/train_embedder.py --output embedder            # starts from a trained encoder of 6 layers
     python examples/train_embedder.py --output embedder --lora     # adapters, merged at the end (pip install peft)
     python examples/train_embedder.py --output embedder --lora --decoder HuggingFaceTB/SmolLM2-135M-Instruct --batch 8
