@@ -156,6 +156,8 @@ def main(command_line=None) -> None:
             sys.exit(f"{name} is not installed: pip install {name}")
     from sentence_transformers import SentenceTransformer
 
+    if arguments.batch < 4:
+        sys.exit("--batch must be at least 4: a question is compared with the other texts of its batch")
     if arguments.output.exists():
         sys.exit(f"{arguments.output} exists: name another folder, or remove it")
     console, start = Console(), time.perf_counter()

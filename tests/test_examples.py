@@ -257,6 +257,12 @@ def test_recall_counts_ranks_and_half_of_the_ties():
     assert example.recall(torch.zeros(40, 40)) == [0, 0]
 
 
+def test_a_batch_without_other_texts_is_refused(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    with pytest.raises(SystemExit, match="--batch must be at least 4"):
+        load("train_embedder").main(["--output", str(tmp_path / "made"), "--batch", "1"])
+
+
 def test_common_words_are_counted_in_names_too():
     pytest.importorskip("sklearn")
     data = [
