@@ -49,6 +49,7 @@ _EXTRAS = {
     "torchtune": r"could not import 'torchtune'",
     "trl": r"could not import 'trl'",
     "deepspeed": r"DeepSpeed itself is not installed",
+    "openai": r"could not import 'openai'",
 }
 
 # What an older transformers or torch lacks.
