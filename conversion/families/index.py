@@ -11,7 +11,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("qwen3", "qwen2", "llama", "mistral"),
     (
         *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
-        *("ministral", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4", "cohere", "cohere2"),
+        *("ministral", "ministral3", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4", "cohere", "cohere2"),
         *("starcoder2", "nemotron", "jais2", "stablelm"),
         *("ernie4_5", "hyperclovax", "internlm3", "iquestcoder", "granite_swa", "hunyuan_v1_dense"),
         "apertus",

@@ -150,7 +150,7 @@ def starts_of(position_ids):
 
 
 def rotations_of(rotary: nn.Module | None, config, hidden_states, position_ids) -> dict:
-    """Layer type -> cosines and signed sines for `rotate`; empty without rotary positions."""
+    """Layer type -> cosines, signed sines and, if queries grow, their factor; empty without rotary positions."""
     if rotary is None:
         return {}
     if isinstance(rotary, nn.ModuleDict):

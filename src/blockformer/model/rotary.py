@@ -36,6 +36,9 @@ class RotaryFields(PositionFields):
         None, "a dict", "positions", "rope_type, rope_theta and so on as in transformers, or such a dict by layer type"
     )
     rope_layers: list | None = axis(None, "a list", "positions", "whether each layer of a decoder rotates; None: all")
+    query_growth: float | None = axis(
+        None, "a positive number", "positions", "b: queries at position p, rotated, times 1 + b log(1 + floor(p / n))"
+    )
 
     def fill_rope_parameters(self, given, rope_theta):
         """Take the rotary parameters as a copy with every default written out."""
@@ -62,6 +65,9 @@ class RotaryFields(PositionFields):
         check_rope(rope, self.head_dim)
         if rope["rope_type"] in ("yarn", "longrope"):
             rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        if self.query_growth and rope.get("original_max_position_embeddings") is None:
+            fix = "add it to rope_parameters: queries grow at each multiple of it"
+            raise ValueError(f"query_growth={self.query_growth} needs original_max_position_embeddings: {fix}.")
         return rope
 
     def check(self):
@@ -70,6 +76,10 @@ class RotaryFields(PositionFields):
         if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
             raise ValueError(f"rope_layers must list a bool for each layer of a rotary decoder, not {layers!r}.")
         self.rope_layers = None if all(layers or [True]) else layers
+        if self.query_growth and (self.position_type != "rotary" or self.kv_lora_rank):
+            raise ValueError(
+                f"query_growth={self.query_growth} needs position_type='rotary' and no kv_lora_rank: leave it out."
+            )
 
 
 def check_rope(rope: dict, head_dim: int) -> None:
@@ -107,7 +117,8 @@ def rotary_size(rope: dict, head_dim: int) -> int:
 class RotaryPositions(ComputedPositions):
     """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
 
-    Gives cosines and signed sines for `rotate`, each [B, 1, T, D]. The types whose
+    Gives cosines and signed sines for `rotate`, each [B, 1, T, D], and with `query_growth` (Meta, Llama 4, 2025) the
+    factor of queries, [B, 1, T, 1], which sharpens attention in texts longer than in training. The types whose
     frequencies depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and
     keep no state, so that a result never depends on the calls before it.
 
@@ -158,7 +169,12 @@ class RotaryPositions(ComputedPositions):
         cos, sin = angles.cos(), angles.sin()
         if self.attention_scaling != 1:
             cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
-        return cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
+        cos, sin = cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
+        if (growth := self.config.query_growth) is None:
+            return cos, sin
+        steps = torch.floor(position_ids / self.rope["original_max_position_embeddings"])
+        factor = 1 + growth * torch.log(1 + steps)
+        return cos, sin, factor[:, None, :, None].to(cos)
 
 
 def make_rotary(config) -> nn.Module:
