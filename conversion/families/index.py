@@ -50,6 +50,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("jina_embeddings_v3", "nomic_bert", "gte", "modernbert", "eurobert", "modernbert-decoder"),
     ("deberta-v2",),
     ("mpnet",),
+    ("esm",),
     ("umt5", "t5", "mt5"),
     ("t5gemma",),
     ("marian", "mbart", "bart", "mvp"),

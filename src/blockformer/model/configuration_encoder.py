@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .axes import axis
 from .configuration_blockformer import BlockformerConfig
 from .disentangled import DisentangledAttention, DisentangledFields, Distances
+from .token_dropout import TokenDropout, TokenDropoutFields
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 DETECTOR = "BlockformerEncoderForReplacedTokenDetection"
 
 
-class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
+class BlockformerEncoderConfig(TokenDropoutFields, DisentangledFields, BlockformerConfig):
     """An encoder: each token sees the whole text.
 
     The defaults are a modern encoder (rotary positions, RMS norm, gated feed-forward); `preset("bert")` has BERT's
@@ -44,6 +45,7 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
     parts = BlockformerConfig.parts | {
         "distances": {"disentangled": Distances},
         "attention": {"disentangled": DisentangledAttention},
+        "embeddings": {"token_dropout": TokenDropout},
     }
     is_decoder: bool = False
     num_hidden_groups: int | None = axis(

@@ -41,6 +41,7 @@ from .runtime import Runtime  # noqa: F401
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack
 from .task_heads import Classification, Classifier, QuestionAnswering, SequenceClassification, TokenClassification
+from .token_dropout import TokenDropout  # noqa: F401
 
 
 class Pooler(nn.Module):

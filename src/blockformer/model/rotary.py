@@ -25,7 +25,7 @@ ROPE_TYPES = {
 # Parameters that are positive numbers, then the rest.
 _ROPE_NUMBERS = "rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings".split()
 _ROPE_NUMBERS += "attention_factor beta_fast beta_slow mscale mscale_all_dim partial_rotary_factor".split()
-_ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate")
+_ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate", "frequency_dtype")
 
 
 @dataclass(eq=False, repr=False)
@@ -96,6 +96,8 @@ def check_rope(rope: dict, head_dim: int) -> None:
             raise ValueError(f"rope_parameters have no '{name}'.{hint}")
     if "high_freq_factor" in ROPE_TYPES[rope_type] and rope["high_freq_factor"] <= rope["low_freq_factor"]:
         raise ValueError("high_freq_factor must be above low_freq_factor: between the two the scaling is blended.")
+    if (dtype := rope.get("frequency_dtype")) is not None and (dtype, rope_type) != ("float16", "default"):
+        raise ValueError(f"frequency_dtype must be 'float16', with rope_type 'default', not {dtype!r}: or leave it out.")
     if rope_type == "yarn" and rope["rope_theta"] <= 1:
         raise ValueError("rope_theta must be above 1 with rope_type 'yarn': it divides by the logarithm.")
     size = rotary_size(rope, head_dim)
@@ -149,7 +151,8 @@ class RotaryPositions(ComputedPositions):
 
     def _frequencies_of(self, theta, device):
         size = rotary_size(self.rope, self.config.head_dim)
-        return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.int64, device=device).float() / size))
+        frequencies = 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.int64, device=device).float() / size))
+        return frequencies.half().float() if self.rope.get("frequency_dtype") else frequencies
 
     def _frequencies_at(self, position_ids):
         if self.rope_type == "dynamic":

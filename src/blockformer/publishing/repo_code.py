@@ -33,6 +33,7 @@ OPTIONAL: dict[str, tuple[str, Collection[Any]]] = {
     "relative_keys": ("position_type", RELATIVE_KEYS),
     "rotary": ("position_type", ("rotary",)),
     "sinusoidal": ("position_type", SINUSOIDAL),
+    "token_dropout": ("token_dropout", ()),
 }
 """Modules that a repo has only if its config needs them, else `STAND_IN` under their names.
 
