@@ -53,15 +53,19 @@ class Positions(EncoderPositions):
 
 
 def read_dropout(official) -> dict[str, Any]:
-    """Our `token_dropout`, of which the official flag says whether there is one."""
-    return {"token_dropout": SHARE if official.config.token_dropout else None}
+    """Our `token_dropout`, of which the official flag says whether there is one, and the token that it reads."""
+    if not official.config.token_dropout:
+        return {"token_dropout": None}
+    return {"token_dropout": SHARE, "mask_token_id": official.config.mask_token_id}
 
 
 def write_dropout(config, head) -> dict[str, Any]:
     """The way back."""
     if config.token_dropout not in (None, SHARE):
         raise NotExpressible("token_dropout", f"{SHARE} or None", config.token_dropout)
-    return {"token_dropout": config.token_dropout is not None}
+    if config.token_dropout is None:
+        return {"token_dropout": False}
+    return {"token_dropout": True, "mask_token_id": config.mask_token_id}
 
 
 class EsmFamily(BertLikeFamily):
@@ -92,7 +96,6 @@ class EsmFamily(BertLikeFamily):
         variant = super().variant_for(config, earlier)
         is_half = config.position_type == "rotary" and "frequency_dtype" in config.rope_parameters
         return CheckpointVariant(variant.head, variant.traits - {HALF} | ({HALF} if is_half else set()))
-
 
     def notes_on_writing(self, config):
         """See `Family.notes_on_writing`."""
@@ -132,10 +135,7 @@ FAMILY = EsmFamily(
     layer=NAMES["layer"],
     modules=norms_before("attention.LayerNorm", "crossattention.LayerNorm", "LayerNorm"),
     stack={"embeddings.layer_norm": "embedding_norm", "encoder.emb_layer_norm_after": "norm"},
-    fields={
-        **{name: ours for name, ours in NAMES["fields"].items() if name not in ("hidden_act", "classifier_dropout")},
-        "mask_token_id": "mask_token_id",
-    },
+    fields={name: ours for name, ours in NAMES["fields"].items() if name not in ("hidden_act", "classifier_dropout")},
     positions=Positions(),
     computed=[Flag("emb_layer_norm_before", "embedding_norm", (False, True)), Computed(read_dropout, write_dropout)],
     language_model=LanguageModelNames(

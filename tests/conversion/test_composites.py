@@ -394,6 +394,19 @@ def test_what_cannot_be_read_is_refused(tmp_path, case):
     assert not (tmp_path / "dst").exists()
 
 
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_text"])
+def test_gemma_4_is_refused_by_what_ours_lacks(tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    save_file(
+        {"model.embed_tokens.weight": torch.zeros(3, 4)}, tmp_path / "model.safetensors", metadata={"format": "pt"}
+    )
+    for door in (lambda: convert(tmp_path, tmp_path / "dst"), lambda: blockformer.from_official(tmp_path)):
+        with pytest.raises(
+            ConversionError, match=r"is not supported: .*per-layer embeddings.*keys and values of earlier"
+        ):
+            door()
+
+
 def test_a_composite_without_a_text_is_refused(tmp_path):
     whole_model("gemma3").save_pretrained(tmp_path / "src")
     edit_tensors(tmp_path / "src", lambda tensors: {f"x.{name}": tensor for name, tensor in tensors.items()})

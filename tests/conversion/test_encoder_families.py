@@ -341,7 +341,7 @@ def test_frequencies_that_were_rounded_in_training_stay_so(tmp_path, names):
     ids = torch.randint(8, 100, (1, 40))
     assert_close(ours(ids).logits, theirs(ids).logits)
     edit_tensors(tmp_path / "src", **dict.fromkeys(new, rounded * 1.01))
-    with pytest.raises(ConversionError, match="are not the frequencies of rope_theta 10000.0 and heads of 8 channels"):
+    with pytest.raises(ConversionError, match=r"not the frequencies of rope_theta 10000\.0 and heads of 8 channels"):
         convert(tmp_path / "src", tmp_path / "other")
 
 

@@ -8,7 +8,18 @@ from .byte_level import byte_level
 from .common import APACHE, HUGE, MIT, bert_config, ends, roberta_config, sentence_files
 from .record import Head, Record, Rows, Token
 from .sentence_pieces import MASK, ROBERTA, ROBERTA_MAP, albert, camembert, deberta, xlm_roberta
-from .weights import Tensors, added, doubled, gamma_beta, inverse_frequencies, positions, prefixed, rows_of, without
+from .weights import (
+    Tensors,
+    added,
+    doubled,
+    gamma_beta,
+    inverse_frequencies,
+    plain_norms,
+    positions,
+    prefixed,
+    rows_of,
+    without,
+)
 from .word_pieces import MPNET_MAP, SPECIAL_MAP, amino_acids, word_pieces
 
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -665,6 +676,7 @@ RECORDS = (
         ),
         amino_acids,
         spelling=(
+            plain_norms,
             without("lm_head.decoder.weight", "inv_freq"),
             inverse_frequencies("esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq", 8),
             positions("esm.embeddings.position_ids"),

@@ -97,7 +97,9 @@ def check_rope(rope: dict, head_dim: int) -> None:
     if "high_freq_factor" in ROPE_TYPES[rope_type] and rope["high_freq_factor"] <= rope["low_freq_factor"]:
         raise ValueError("high_freq_factor must be above low_freq_factor: between the two the scaling is blended.")
     if (dtype := rope.get("frequency_dtype")) is not None and (dtype, rope_type) != ("float16", "default"):
-        raise ValueError(f"frequency_dtype must be 'float16', with rope_type 'default', not {dtype!r}: or leave it out.")
+        raise ValueError(
+            f"frequency_dtype must be 'float16', with rope_type 'default', not {dtype!r}: or leave it out."
+        )
     if rope_type == "yarn" and rope["rope_theta"] <= 1:
         raise ValueError("rope_theta must be above 1 with rope_type 'yarn': it divides by the logarithm.")
     size = rotary_size(rope, head_dim)

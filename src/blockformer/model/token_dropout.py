@@ -17,14 +17,19 @@ class TokenDropoutFields(Part):
     """The fields of token dropout."""
 
     token_dropout: float | None = axis(
-        None, "a probability from 0 to 1", "embeddings", "p: masked tokens are 0, others times (1 - p) / (1 - their share)"
+        None,
+        "a probability from 0 to 1",
+        "embeddings",
+        "p: masked tokens are 0, others times (1 - p) / (1 - their share)",
     )
     mask_token_id: int | None = axis(None, "an integer of 0 or more", "tokens", "masked, for token_dropout")
 
     def check(self):
         """Masked tokens are known, and are tokens of the vocabulary."""
         if self.mask_token_id is not None and self.mask_token_id >= self.vocab_size:
-            raise ValueError(f"mask_token_id must be a token from 0 to {self.vocab_size - 1}, not {self.mask_token_id}.")
+            raise ValueError(
+                f"mask_token_id must be a token from 0 to {self.vocab_size - 1}, not {self.mask_token_id}."
+            )
         if self.token_dropout is not None and (self.mask_token_id is None or self.token_dropout == 1):
             fix = "it needs mask_token_id and a share below 1; set both or leave it out"
             raise ValueError(f"token_dropout={self.token_dropout} with mask_token_id={self.mask_token_id}: {fix}.")
