@@ -1,7 +1,7 @@
 """ESM-1b (Rives et al., 2021) and ESM-2 (Lin et al., 2023): encoders of proteins, with norms before the sub-layers.
 
 ESM-2 rotates, ESM-1b has learned positions, and both drop the vectors of masked tokens. A file of ESM-2 holds the
-frequencies of its rotation, which the official class takes from there: some were rounded to float16 in training.
+frequencies of its rotation, which the official class takes from there: some were rounded to 16 bits in training.
 """
 
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from blockformer.files.errors import ConversionError, shown
-from blockformer.model.positions import LEARNED
 
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, EncoderPositions, Flag, NotExpressible
@@ -20,8 +19,8 @@ from .roberta import norms_before
 
 SHARE = 0.15 * 0.8
 """Of the tokens, 15% were chosen in training, and 80% of those masked."""
-HALF = "float16 frequencies"
-"""A trait: the frequencies of the rotation are rounded to float16."""
+ROUNDED = {"float16 frequencies": "float16", "bfloat16 frequencies": "bfloat16"}
+"""Traits: the frequencies of the rotation are rounded to these dtypes."""
 OF_LAYER = "attention.self.rotary_embeddings.inv_freq"
 FREQUENCIES = ("rotary_embeddings.inv_freq", f"encoder.layer.{{layer}}.{OF_LAYER}", f"encoder.layer.*.{OF_LAYER}")
 """Where files have the frequencies: once, or for each layer, or under the name that transformers 5.23 writes."""
@@ -38,13 +37,14 @@ class Positions(EncoderPositions):
         if official.config.position_embedding_type != "rotary":
             return super().read(official)
         rope = {"rope_type": "default", "rope_theta": float(official.config.rope_theta)}
-        rope |= {"frequency_dtype": "float16"} if HALF in official.variant.traits else {}
+        rounded = [dtype for trait, dtype in ROUNDED.items() if trait in official.variant.traits]
+        rope |= {"frequency_dtype": rounded[0]} if rounded else {}
         rows = official.config.max_position_embeddings
         return {"position_type": "rotary", "rope_parameters": rope, "max_position_embeddings": rows}
 
     def write(self, config, head):
         """See `Value.write`."""
-        if config.position_type in LEARNED[:1]:
+        if config.position_type == "learned":
             return {"position_embedding_type": "absolute", **super().write(config, head)}
         if config.position_type != "rotary":
             raise NotExpressible("position_type", "learned or rotary", config.position_type)
@@ -71,7 +71,7 @@ def write_dropout(config, head) -> dict[str, Any]:
 class EsmFamily(BertLikeFamily):
     """ESM, whose files say how exact the frequencies of the rotation are."""
 
-    own_traits = BertLikeFamily.own_traits | {HALF}
+    own_traits = BertLikeFamily.own_traits | {*ROUNDED}
 
     def variant_of(self, official, names=None, read=None):
         """See `Family.variant_of`. Raises `ConversionError` where the frequencies are not those of the config."""
@@ -82,20 +82,22 @@ class EsmFamily(BertLikeFamily):
         config = self.official_config(official)
         stored, size = read(found).float(), config.hidden_size // config.num_attention_heads
         exact = 1.0 / (config.rope_theta ** (torch.arange(0, size, 2, dtype=torch.int64).float() / size))
-        if torch.equal(stored, exact.half().float()):
-            return CheckpointVariant(variant.head, variant.traits | {HALF})
+        for trait, dtype in ROUNDED.items():
+            if torch.equal(stored, exact.to(getattr(torch, dtype)).float()):
+                return CheckpointVariant(variant.head, variant.traits | {trait})
         if stored.shape != exact.shape or not torch.allclose(stored, exact, rtol=1e-6):
             raise ConversionError(
                 f"{shown(found)} are not the frequencies of rope_theta {config.rope_theta} and heads of {size} "
-                "channels, neither exact nor in float16; run this model with transformers"
+                "channels, neither exact nor in 16 bits; run this model with transformers"
             )
         return variant
 
     def variant_for(self, config, earlier=None):
         """See `Family.variant_for`."""
         variant = super().variant_for(config, earlier)
-        is_half = config.position_type == "rotary" and "frequency_dtype" in config.rope_parameters
-        return CheckpointVariant(variant.head, variant.traits - {HALF} | ({HALF} if is_half else set()))
+        rounded = (config.rope_parameters or {}).get("frequency_dtype")
+        traits = {trait for trait, dtype in ROUNDED.items() if dtype == rounded}
+        return CheckpointVariant(variant.head, variant.traits - {*ROUNDED} | traits)
 
     def notes_on_writing(self, config):
         """See `Family.notes_on_writing`."""

@@ -1,5 +1,7 @@
 """Ministral 3 (Mistral AI, 2025): Llama whose queries grow with their position, by Llama 4's rule."""
 
+from blockformer.files.errors import ConversionError
+
 from ..values import Rope, WindowEverywhere
 from .decoder import LLAMA, DecoderFamily
 
@@ -14,7 +16,8 @@ class RopeWithGrowth(Rope):
     def read(self, official):
         """See `Value.read`."""
         rope = super().read(official)["rope_parameters"]
-        growth = rope.pop(GROWTH, None)
+        if (growth := rope.pop(GROWTH, None)) is None:
+            raise ConversionError(f"config.json: rope_parameters have no {GROWTH}; write 0 if queries do not grow")
         rope = {name: value for name, value in rope.items() if name not in OTHERS}
         if not growth and rope["rope_type"] in ("default", "linear", "dynamic"):
             rope.pop(LENGTH, None)

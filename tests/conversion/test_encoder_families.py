@@ -320,11 +320,11 @@ def test_texts_in_one_row_are_scaled_each_by_itself(tmp_path):
     assert ours(everything).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("names", ["once", "by layer"])
+@pytest.mark.parametrize(("names", "dtype"), [("once", "float16"), ("by layer", "float16"), ("once", "bfloat16")])
 @torch.no_grad()
-def test_frequencies_that_were_rounded_in_training_stay_so(tmp_path, names):
+def test_frequencies_that_were_rounded_in_training_stay_so(tmp_path, names, dtype):
     theirs = protein_model()
-    rounded = theirs.esm.rotary_embeddings.inv_freq.half().float()
+    rounded = theirs.esm.rotary_embeddings.inv_freq.to(getattr(torch, dtype)).float()
     theirs.esm.rotary_embeddings.inv_freq.copy_(rounded)
     theirs.save_pretrained(tmp_path / "src")
     found = {name: ... for name in stored(tmp_path / "src") if name.endswith("inv_freq")}
@@ -337,7 +337,7 @@ def test_frequencies_that_were_rounded_in_training_stay_so(tmp_path, names):
     assert torch.equal(loaded.esm.rotary_embeddings.inv_freq, rounded)
     assert_same_there_and_back(tmp_path, theirs)
     ours = blockformer.from_official(tmp_path / "src")
-    assert ours.config.rope_parameters["frequency_dtype"] == "float16"
+    assert ours.config.rope_parameters["frequency_dtype"] == dtype
     ids = torch.randint(8, 100, (1, 40))
     assert_close(ours(ids).logits, theirs(ids).logits)
     edit_tensors(tmp_path / "src", **dict.fromkeys(new, rounded * 1.01))
@@ -360,3 +360,9 @@ def test_protein_models_that_ours_cannot_be_are_refused(tmp_path, entries, told)
     edit_config(tmp_path / "src", **entries)
     with pytest.raises(ConversionError, match=told):
         convert(tmp_path / "src", tmp_path / "dst", verify=False)
+
+
+@pytest.mark.parametrize("settings", [{"token_dropout": 0.1}, {"token_dropout": 0, "mask_token_id": 3}])
+def test_token_dropout_without_its_token_or_share_is_refused(settings):
+    with pytest.raises(ValueError, match="it needs mask_token_id and a share above 0 and below 1"):
+        blockformer.BlockformerEncoderConfig(**settings)

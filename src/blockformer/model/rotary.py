@@ -96,10 +96,10 @@ def check_rope(rope: dict, head_dim: int) -> None:
             raise ValueError(f"rope_parameters have no '{name}'.{hint}")
     if "high_freq_factor" in ROPE_TYPES[rope_type] and rope["high_freq_factor"] <= rope["low_freq_factor"]:
         raise ValueError("high_freq_factor must be above low_freq_factor: between the two the scaling is blended.")
-    if (dtype := rope.get("frequency_dtype")) is not None and (dtype, rope_type) != ("float16", "default"):
-        raise ValueError(
-            f"frequency_dtype must be 'float16', with rope_type 'default', not {dtype!r}: or leave it out."
-        )
+    if (dtype := rope.get("frequency_dtype")) is not None:
+        check_choice("frequency_dtype", dtype, ("float16", "bfloat16"))
+        if rope_type != "default":
+            raise ValueError(f"frequency_dtype needs rope_type 'default', not {rope_type!r}: leave it out.")
     if rope_type == "yarn" and rope["rope_theta"] <= 1:
         raise ValueError("rope_theta must be above 1 with rope_type 'yarn': it divides by the logarithm.")
     size = rotary_size(rope, head_dim)
@@ -154,7 +154,8 @@ class RotaryPositions(ComputedPositions):
     def _frequencies_of(self, theta, device):
         size = rotary_size(self.rope, self.config.head_dim)
         frequencies = 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.int64, device=device).float() / size))
-        return frequencies.half().float() if self.rope.get("frequency_dtype") else frequencies
+        rounded = self.rope.get("frequency_dtype")
+        return frequencies.to(getattr(torch, rounded)).float() if rounded else frequencies
 
     def _frequencies_at(self, position_ids):
         if self.rope_type == "dynamic":

@@ -30,8 +30,8 @@ class TokenDropoutFields(Part):
             raise ValueError(
                 f"mask_token_id must be a token from 0 to {self.vocab_size - 1}, not {self.mask_token_id}."
             )
-        if self.token_dropout is not None and (self.mask_token_id is None or self.token_dropout == 1):
-            fix = "it needs mask_token_id and a share below 1; set both or leave it out"
+        if self.token_dropout is not None and (self.mask_token_id is None or not 0 < self.token_dropout < 1):
+            fix = "it needs mask_token_id and a share above 0 and below 1; set both or leave it out"
             raise ValueError(f"token_dropout={self.token_dropout} with mask_token_id={self.mask_token_id}: {fix}.")
 
 
