@@ -396,14 +396,12 @@ def test_what_cannot_be_read_is_refused(tmp_path, case):
 
 @pytest.mark.parametrize("kind", ["gemma4", "gemma4_text"])
 def test_gemma_4_is_refused_by_what_ours_lacks(tmp_path, kind):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    save_file(
-        {"model.embed_tokens.weight": torch.zeros(3, 4)}, tmp_path / "model.safetensors", metadata={"format": "pt"}
-    )
-    for door in (lambda: convert(tmp_path, tmp_path / "dst"), lambda: blockformer.from_official(tmp_path)):
-        with pytest.raises(
-            ConversionError, match=r"is not supported: .*per-layer embeddings.*keys and values of earlier"
-        ):
+    src = tmp_path / "src"
+    src.mkdir()
+    (src / "config.json").write_text(json.dumps({"model_type": kind}))
+    save_file({"model.embed_tokens.weight": torch.zeros(3, 4)}, src / "model.safetensors", metadata={"format": "pt"})
+    for door in (lambda: convert(src, tmp_path / "dst"), lambda: blockformer.from_official(src)):
+        with pytest.raises(ConversionError, match=r"is not supported: .*per-layer embeddings.*and values of earlier"):
             door()
 
 
