@@ -38,9 +38,8 @@ class Positions(EncoderPositions):
             return super().read(official)
         rope = {"rope_type": "default", "rope_theta": float(official.config.rope_theta)}
         rounded = [dtype for trait, dtype in ROUNDED.items() if trait in official.variant.traits]
-        rope |= {"frequency_dtype": rounded[0]} if rounded else {}
-        rows = official.config.max_position_embeddings
-        return {"position_type": "rotary", "rope_parameters": rope, "max_position_embeddings": rows}
+        read = {"rope_parameters": rope, "frequency_dtype": rounded[0] if rounded else None}
+        return {"position_type": "rotary", "max_position_embeddings": official.config.max_position_embeddings, **read}
 
     def write(self, config, head):
         """See `Value.write`."""
@@ -95,14 +94,12 @@ class EsmFamily(BertLikeFamily):
     def variant_for(self, config, earlier=None):
         """See `Family.variant_for`."""
         variant = super().variant_for(config, earlier)
-        rounded = (config.rope_parameters or {}).get("frequency_dtype")
-        traits = {trait for trait, dtype in ROUNDED.items() if dtype == rounded}
+        traits = {trait for trait, dtype in ROUNDED.items() if dtype == config.frequency_dtype}
         return CheckpointVariant(variant.head, variant.traits - {*ROUNDED} | traits)
 
     def notes_on_writing(self, config):
         """See `Family.notes_on_writing`."""
-        is_half = "frequency_dtype" in (config.rope_parameters or {})
-        own = "contact_head" + " and the rounded frequencies of the rotation" * is_half
+        own = "contact_head" + " and the rounded frequencies of the rotation" * bool(config.frequency_dtype)
         return [f"not part of this model, and written only if its source had it: {own}"]
 
 

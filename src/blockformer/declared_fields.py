@@ -15,7 +15,7 @@ from .model.latent_attention import OF_LATENTS
 from .model.positions import LEARNED, RELATIVE_BIAS, SINUSOIDAL
 from .model.relative_bias import RelativeBiasFields
 
-_OFF_BY_NONE = (*BLOCKS, "num_hidden_groups", "token_embedding_size", "query_growth")
+_OFF_BY_NONE = (*BLOCKS, "num_hidden_groups", "token_embedding_size", "query_growth", "frequency_dtype")
 NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     *(((name,), name, ()) for name in _OFF_BY_NONE),
     (axes(ExpertsFields), "num_experts", ()),

@@ -337,7 +337,7 @@ def test_frequencies_that_were_rounded_in_training_stay_so(tmp_path, names, dtyp
     assert torch.equal(loaded.esm.rotary_embeddings.inv_freq, rounded)
     assert_same_there_and_back(tmp_path, theirs)
     ours = blockformer.from_official(tmp_path / "src")
-    assert ours.config.rope_parameters["frequency_dtype"] == dtype
+    assert ours.config.frequency_dtype == dtype
     ids = torch.randint(8, 100, (1, 40))
     assert_close(ours(ids).logits, theirs(ids).logits)
     edit_tensors(tmp_path / "src", **dict.fromkeys(new, rounded * 1.01))
@@ -365,4 +365,17 @@ def test_protein_models_that_ours_cannot_be_are_refused(tmp_path, entries, told)
 @pytest.mark.parametrize("settings", [{"token_dropout": 0.1}, {"token_dropout": 0, "mask_token_id": 3}])
 def test_token_dropout_without_its_token_or_share_is_refused(settings):
     with pytest.raises(ValueError, match="it needs mask_token_id and a share above 0 and below 1"):
+        blockformer.BlockformerEncoderConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"frequency_dtype": "int8"}, "frequency_dtype must be one of float16, bfloat16"),
+        ({"frequency_dtype": "float16", "position_type": "learned"}, "needs position_type='rotary'"),
+        ({"frequency_dtype": "float16", "rope_parameters": YARN}, "needs rope_type 'default'"),
+    ],
+)
+def test_frequencies_that_cannot_be_rounded_are_refused(settings, told):
+    with pytest.raises(ValueError, match=told):
         blockformer.BlockformerEncoderConfig(**settings)

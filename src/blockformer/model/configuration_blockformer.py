@@ -66,13 +66,12 @@ class BlockformerConfig(
         "biases": dict.fromkeys(RELATIVE_BIAS, RelativeBias),  # of the scores
         "distances": {},  # vectors of them, for an attention of their own
         "key_terms": dict.fromkeys(RELATIVE_KEYS, RelativeKeys),  # of the scores, by a layer's queries and keys
-        "embeddings": {},  # what changes them, by the field that wants it
         "attention": {},  # where it is not the usual one
         "mlp": {"dense": FeedForward},  # by a layer's entry in `mlp_layer_types`
     }
     if not TYPE_CHECKING:  # fields that every config is asked for, of one topology or of a part that may be left out
         kv_lora_rank = mlp_layer_types = num_experts = num_hidden_groups = token_embedding_size = v_head_dim = None
-        linear_bits = rope_layers = rope_parameters = token_dropout = None
+        linear_bits = rope_layers = rope_parameters = token_dropout = query_growth = None
         router_aux_loss_coef = 0.0  # TRL takes a model without a 0 here for one with experts
         relative_bias_per_layer = router_selection_bias = False
 

@@ -41,7 +41,7 @@ from .runtime import Runtime  # noqa: F401
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack
 from .task_heads import Classification, Classifier, QuestionAnswering, SequenceClassification, TokenClassification
-from .token_dropout import TokenDropout  # noqa: F401
+from .token_dropout import TokenDropout
 
 
 class Pooler(nn.Module):
@@ -80,6 +80,7 @@ class BlockformerEncoderModel(Stack):
     def __init__(self, config, add_pooling_layer: bool = True):
         super().__init__(config, is_causal=False)
         self.pooler = Pooler(config) if config.pooler_act and add_pooling_layer else None
+        self.token_dropout = TokenDropout(config) if config.token_dropout is not None else None
         self.post_init()
 
     @can_return_tuple
@@ -96,6 +97,9 @@ class BlockformerEncoderModel(Stack):
         """See `Stack.forward`; adds `pooler_output` [B, C], None without a pooler."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids, "position_ids": position_ids}
+        if self.token_dropout is not None and input_ids is not None and inputs_embeds is None:
+            vectors = self.token_dropout(self.embed_tokens(input_ids), input_ids, attention_mask, position_ids)
+            inputs |= {"input_ids": None, "inputs_embeds": vectors}
         outputs = super().forward(**inputs, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
         return modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions(

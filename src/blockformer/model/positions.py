@@ -41,9 +41,11 @@ class PositionFields(Part):
 
     def fill_rope_parameters(self, given, rope_theta):
         """Refuse rotary parameters, which only rotary positions have; those take them as `rotary.RotaryFields` says."""
-        kind, given = self.position_type, given or self.rope_parameters
-        if given or rope_theta is not None:
-            name = "rope_parameters" if given else "rope_theta"
+        kind, own = (
+            self.position_type,
+            {"rope_parameters": given or self.rope_parameters or None, "rope_theta": rope_theta},
+        )
+        for name in (name for name, value in (own | {"query_growth": self.query_growth}).items() if value is not None):
             raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
         self.rope_parameters: dict | None = None
 

@@ -25,7 +25,7 @@ ROPE_TYPES = {
 # Parameters that are positive numbers, then the rest.
 _ROPE_NUMBERS = "rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings".split()
 _ROPE_NUMBERS += "attention_factor beta_fast beta_slow mscale mscale_all_dim partial_rotary_factor".split()
-_ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate", "frequency_dtype")
+_ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate")
 
 
 @dataclass(eq=False, repr=False)
@@ -37,7 +37,7 @@ class RotaryFields(PositionFields):
     )
     rope_layers: list | None = axis(None, "a list", "positions", "whether each layer of a decoder rotates; None: all")
     query_growth: float | None = axis(
-        None, "a positive number", "positions", "b: queries at position p, rotated, times 1 + b log(1 + floor(p / n))"
+        None, "a positive number", "positions", "b: queries times 1 + b log(1 + floor(p / n))"
     )
 
     def fill_rope_parameters(self, given, rope_theta):
@@ -65,9 +65,8 @@ class RotaryFields(PositionFields):
         check_rope(rope, self.head_dim)
         if rope["rope_type"] in ("yarn", "longrope"):
             rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
-        if self.query_growth and rope.get("original_max_position_embeddings") is None:
-            fix = "add it to rope_parameters: queries grow at each multiple of it"
-            raise ValueError(f"query_growth={self.query_growth} needs original_max_position_embeddings: {fix}.")
+        if self.query_growth and not rope.get("original_max_position_embeddings"):
+            raise ValueError("query_growth needs original_max_position_embeddings: add it to rope_parameters.")
         return rope
 
     def check(self):
@@ -76,10 +75,6 @@ class RotaryFields(PositionFields):
         if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
             raise ValueError(f"rope_layers must list a bool for each layer of a rotary decoder, not {layers!r}.")
         self.rope_layers = None if all(layers or [True]) else layers
-        if self.query_growth and (self.position_type != "rotary" or self.kv_lora_rank):
-            raise ValueError(
-                f"query_growth={self.query_growth} needs position_type='rotary' and no kv_lora_rank: leave it out."
-            )
 
 
 def check_rope(rope: dict, head_dim: int) -> None:
@@ -96,10 +91,6 @@ def check_rope(rope: dict, head_dim: int) -> None:
             raise ValueError(f"rope_parameters have no '{name}'.{hint}")
     if "high_freq_factor" in ROPE_TYPES[rope_type] and rope["high_freq_factor"] <= rope["low_freq_factor"]:
         raise ValueError("high_freq_factor must be above low_freq_factor: between the two the scaling is blended.")
-    if (dtype := rope.get("frequency_dtype")) is not None:
-        check_choice("frequency_dtype", dtype, ("float16", "bfloat16"))
-        if rope_type != "default":
-            raise ValueError(f"frequency_dtype needs rope_type 'default', not {rope_type!r}: leave it out.")
     if rope_type == "yarn" and rope["rope_theta"] <= 1:
         raise ValueError("rope_theta must be above 1 with rope_type 'yarn': it divides by the logarithm.")
     size = rotary_size(rope, head_dim)
@@ -121,13 +112,10 @@ def rotary_size(rope: dict, head_dim: int) -> int:
 class RotaryPositions(ComputedPositions):
     """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
 
-    Gives cosines and signed sines for `rotate`, each [B, 1, T, D], and with `query_growth` (Meta, Llama 4, 2025) the
-    factor of queries, [B, 1, T, 1], which sharpens attention in texts longer than in training. The types whose
-    frequencies depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and
-    keep no state, so that a result never depends on the calls before it.
-
-    Args:
-        layer_type: whose parameters to take where `rope_parameters` have some for each layer type.
+    Gives cosines and signed sines for `rotate`, each [B, 1, T, D], and with `query_growth` (Llama 4, 2025) the factor of
+    queries, [B, 1, T, 1]; of a `layer_type` where `rope_parameters` have some for each. The types whose frequencies
+    depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and keep no state,
+    so that a result never depends on the calls before it.
     """
 
     def __init__(self, config, layer_type: str | None = None):
@@ -153,9 +141,7 @@ class RotaryPositions(ComputedPositions):
 
     def _frequencies_of(self, theta, device):
         size = rotary_size(self.rope, self.config.head_dim)
-        frequencies = 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.int64, device=device).float() / size))
-        rounded = self.rope.get("frequency_dtype")
-        return frequencies.to(getattr(torch, rounded)).float() if rounded else frequencies
+        return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.int64, device=device).float() / size))
 
     def _frequencies_at(self, position_ids):
         if self.rope_type == "dynamic":
@@ -172,15 +158,12 @@ class RotaryPositions(ComputedPositions):
     def forward(self, hidden_states, position_ids):
         frequencies = self._frequencies_at(position_ids).to(hidden_states.device)
         angles = position_ids[:, None, :, None].float() * torch.cat((-frequencies, frequencies))  # [B, 1, T, D]
-        cos, sin = angles.cos(), angles.sin()
-        if self.attention_scaling != 1:
-            cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
         cos, sin = cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
         if (growth := self.config.query_growth) is None:
             return cos, sin
-        steps = torch.floor(position_ids / self.rope["original_max_position_embeddings"])
-        factor = 1 + growth * torch.log(1 + steps)
-        return cos, sin, factor[:, None, :, None].to(cos)
+        steps = torch.floor(position_ids[:, None, :, None] / self.rope["original_max_position_embeddings"])
+        return cos, sin, (1 + growth * torch.log(1 + steps)).to(cos)
 
 
 def make_rotary(config) -> nn.Module:

@@ -45,8 +45,6 @@ class Stack(BlockformerPreTrainedModel):
         num_layers, vocab_size = config.stack_sizes(is_decoder=is_causal)
         width = config.embedding_size
         self.embed_tokens = nn.Embedding(vocab_size, config.token_size, padding_idx)
-        drops = config.token_dropout is not None
-        self.token_dropout = config.parts["embeddings"]["token_dropout"](config) if drops else None
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
         narrow = None if config.output_size == config.hidden_size else config.output_size
@@ -124,8 +122,6 @@ class Stack(BlockformerPreTrainedModel):
         attention_mask = None if hides_nothing else attention_mask
 
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
-        if self.token_dropout is not None and input_ids is not None:
-            hidden_states = self.token_dropout(hidden_states, input_ids, attention_mask, position_ids)
         past = cached_length(past_key_values)
         places = torch.arange(tokens.shape[1], device=hidden_states.device) + past
         positions = self._counted_positions(places, attention_mask, past) if position_ids is None else position_ids

@@ -31,6 +31,7 @@ OPTIONAL: dict[str, tuple[str, Collection[Any]]] = {
     "latent_attention": ("kv_lora_rank", ()),
     "relative_bias": ("position_type", (*RELATIVE_BIAS, "disentangled")),
     "relative_keys": ("position_type", RELATIVE_KEYS),
+    "rounded_frequencies": ("frequency_dtype", ()),
     "rotary": ("position_type", ("rotary",)),
     "sinusoidal": ("position_type", SINUSOIDAL),
     "token_dropout": ("token_dropout", ()),
