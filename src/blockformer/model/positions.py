@@ -41,11 +41,9 @@ class PositionFields(Part):
 
     def fill_rope_parameters(self, given, rope_theta):
         """Refuse rotary parameters, which only rotary positions have; those take them as `rotary.RotaryFields` says."""
-        kind, own = (
-            self.position_type,
-            {"rope_parameters": given or self.rope_parameters or None, "rope_theta": rope_theta},
-        )
-        for name in (name for name, value in (own | {"query_growth": self.query_growth}).items() if value is not None):
+        kind, named = self.position_type, {"rope_theta": rope_theta, "query_growth": self.query_growth}
+        named["rope_parameters"] = given or self.rope_parameters or None
+        for name in (name for name, value in named.items() if value is not None):
             raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
         self.rope_parameters: dict | None = None
 

@@ -36,9 +36,7 @@ class RotaryFields(PositionFields):
         None, "a dict", "positions", "rope_type, rope_theta and so on as in transformers, or such a dict by layer type"
     )
     rope_layers: list | None = axis(None, "a list", "positions", "whether each layer of a decoder rotates; None: all")
-    query_growth: float | None = axis(
-        None, "a positive number", "positions", "b: queries times 1 + b log(1 + floor(p / n))"
-    )
+    query_growth: float | None = axis(None, "a positive number", "positions", "b: queries times 1 + b log(1 + p // n)")
 
     def fill_rope_parameters(self, given, rope_theta):
         """Take the rotary parameters as a copy with every default written out."""
@@ -112,7 +110,7 @@ def rotary_size(rope: dict, head_dim: int) -> int:
 class RotaryPositions(ComputedPositions):
     """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
 
-    Gives cosines and signed sines for `rotate`, each [B, 1, T, D], and with `query_growth` (Llama 4, 2025) the factor of
+    Gives cosines and signed sines for `rotate`, each [B, 1, T, D], and with `query_growth` (Llama 4) the factor of
     queries, [B, 1, T, 1]; of a `layer_type` where `rope_parameters` have some for each. The types whose frequencies
     depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and keep no state,
     so that a result never depends on the calls before it.
