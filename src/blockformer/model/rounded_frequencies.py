@@ -24,7 +24,7 @@ class RoundingFields(RotaryFields):
     def fill_rope_parameters(self, given, rope_theta):
         """As ever; they are of the plain type."""
         super().fill_rope_parameters(given, rope_theta)
-        if self.frequency_dtype and self.rope_parameters["rope_type"] != "default":
+        if self.frequency_dtype and (self.rope_parameters or {}).get("rope_type") != "default":
             raise ValueError(f"frequency_dtype={self.frequency_dtype!r} needs rope_type 'default': leave it out.")
 
     def scheme(self, gives: str):
