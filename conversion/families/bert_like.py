@@ -155,6 +155,8 @@ class BertLikeFamily(Family[EncoderHead]):
         """See `Family.find_head`; a decoder has heads of its own, and a head's model may be named with its stack."""
         is_decoder = official.get("is_decoder", False) is True
         known = [head for head in self.heads if head.is_decoder == is_decoder]
+        if not known:
+            raise ConversionError(f"config.json: is_decoder is true, and '{self.name}' is only converted as an encoder")
         named = todays_classes(official, self.heads, self.former_names)
         chosen = [head for head in known if head.official in named]
         with_head = [head for head in chosen if not head.bare]
@@ -270,7 +272,7 @@ class BertLikeFamily(Family[EncoderHead]):
         ignored = ["embeddings.position_ids", "embeddings.token_type_ids", *self.ignored]
         rules = module_rules(self.stack)
         for theirs, ours in self.embeddings.items():
-            if theirs == "embeddings.position_embeddings" and "relative" in variant.traits:
+            if theirs == "embeddings.position_embeddings" and config.position_type != "learned":
                 ignored.append(f"{theirs}.weight")
             else:
                 rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))

@@ -16,7 +16,7 @@ from .model.multi_token import MultiTokenFields
 from .model.positions import LEARNED, RELATIVE_BIAS, SINUSOIDAL
 from .model.relative_bias import RelativeBiasFields
 
-_OFF_BY_NONE = (*BLOCKS, "num_hidden_groups", "token_embedding_size")
+_OFF_BY_NONE = (*BLOCKS, "num_hidden_groups", "token_embedding_size", "query_growth", "frequency_dtype")
 NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     *(((name,), name, ()) for name in _OFF_BY_NONE),
     (axes(ExpertsFields), "num_experts", ()),
@@ -29,6 +29,7 @@ NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     (axes(RelativeBiasFields), "position_type", (*RELATIVE_BIAS, "disentangled")),
     (("relative_bias_per_layer",), "position_type", RELATIVE_BIAS),
     (("rope_parameters", "rope_layers"), "position_type", ("rotary",)),
+    (("token_dropout", "mask_token_id"), "token_dropout", ()),
     (("position_offset",), "position_type", (*LEARNED, *SINUSOIDAL)),
     (("first_attention_norm",), "norm_placement", ("pre",)),
     (("first_attention_norm",), "residual", ("sequential",)),

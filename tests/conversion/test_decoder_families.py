@@ -89,6 +89,8 @@ AFMOE |= {"num_dense_layers": 1, "num_shared_experts": 1, **WINDOW}
 MELLUM = {**QWEN_EXPERTS, "num_experts_per_tok": 3, **WINDOW}
 FLINT = {**QWEN_EXPERTS, **WINDOW, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1], "head_dim": 8}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+DEFAULT = {"rope_type": "default", "type": "default"}
+GROWING = {**YARN, "type": "yarn", "original_max_position_embeddings": 6, "llama_4_scaling_beta": 0.4}
 BY_TYPE = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 1e4}}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 MULTIPLIERS = {
@@ -336,6 +338,9 @@ ROWS = [
     Row("ministral", {**WINDOW, "head_dim": 8}),
     Row("ministral", {"layer_types": [FULL, FULL], "head_dim": 8, **TIED}, shards=True),
     Row("ministral", {"sliding_window": 8, "head_dim": 16}),
+    Row("ministral3", {"rope_parameters": GROWING, "head_dim": 16}),
+    Row("ministral3", {"rope_parameters": GROWING | DEFAULT, "sliding_window": 8, "head_dim": 8, **TIED}, shards=True),
+    Row("ministral3", {"rope_parameters": GROWING | DEFAULT | {"llama_4_scaling_beta": 0}, "head_dim": 8}),
     Row("cwm", WINDOW),
     Row("cwm", {**WINDOW, "head_dim": 16, **TIED}, shards=True),
     Row("cwm", {"sliding_window": 8, "layer_types": [SLIDING, SLIDING], "head_dim": 8}),

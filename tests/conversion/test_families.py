@@ -383,6 +383,7 @@ SMALL = {
     "t5": SMALL_T5,
     "mt5": SMALL_T5,
     "umt5": SMALL_T5,
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": True},
 }
 
 

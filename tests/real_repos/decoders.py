@@ -670,6 +670,21 @@ RECORDS = (
         generation=written_by("5.0.0", bos_token_id=1, eos_token_id=2),
     ),
     Record(
+        "the text model of mistralai/Ministral-3-3B-Instruct-2512",
+        "Ministral3ForCausalLM",
+        llama_config("Ministral3ForCausalLM", "ministral3", dtype="bfloat16", head_dim=16, pad_token_id=0,
+                     rope_parameters={"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+                                      "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8,
+                                      "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn"},
+                     rope_theta=..., sliding_window=None, tie_word_embeddings=True, torch_dtype=...,
+                     transformers_version="5.0.0.dev0"),
+        partial(llama, config=LLAMA2, special_map=LLAMA2_MAP),
+        "assumed",
+        spelling=(NO_HEAD,),
+        dtype="bfloat16",
+        generation=written_by("5.0.0.dev0", bos_token_id=1, eos_token_id=2),
+    ),
+    Record(
         "microsoft/Phi-3-mini-4k-instruct",
         "Phi3ForCausalLM",
         llama_config(

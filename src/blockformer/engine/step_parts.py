@@ -100,7 +100,7 @@ class FirstPart(nn.Module):
             slot: int64 [1], where in the buffers the new token goes.
 
         Returns:
-            The states [B, 1, C]; cosines and sines of rotary positions for each of the layer types in order, or none;
+            The states [B, 1, C]; the tensors of rotary positions for each of the layer types in order, or none;
             the bias of relative positions [1, H, S / BLOCK, BLOCK], or none.
         """
         stack, config = self.stack, self.config
@@ -130,7 +130,7 @@ class LayersPart(nn.Module):
 
         Args:
             mask: bool [B, S / BLOCK, BLOCK], which slots of the buffers are seen; `slot` int64 [1], the new token's.
-            cos_sin: cosines and signed sines of rotary positions, two for each of the types, or none.
+            cos_sin: the tensors of rotary positions, as many for each of the types, or none.
             bias: [1, H, S / BLOCK, BLOCK] or None.
             buffers: keys and values [B, K, R, D] of one layer after the other; or what its convolution sees [B, D, W]
                 and its state, of a layer that keeps one.
@@ -147,7 +147,8 @@ class LayersPart(nn.Module):
                 each.narrow(0, 0, states.shape[0] // self.beams) for each in (source_mask, *sources)
             )
             source_mask = source_mask.expand(-1, -1, self.beams, -1)
-        rotations = dict(zip(self.rotating, zip(cos_sin[::2], cos_sin[1::2], strict=True), strict=True))
+        each = len(cos_sin) // max(len(self.rotating), 1)
+        rotations = {kind: tuple(cos_sin[i * each : (i + 1) * each]) for i, kind in enumerate(self.rotating)}
         layer_inputs = LayerInputs({}, rotations, slot, source_mask)
         for index, layer in enumerate(self.layers):
             own = slice(2 * index, 2 * index + 2)

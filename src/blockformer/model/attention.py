@@ -342,7 +342,8 @@ class Attention(nn.Module):
         norms = (None, None) if self.norms_rotated else (self.q_norm, self.k_norm)
         query, key = self._split_heads(query, norms[0]), self._split_heads(key, norms[1])
         if position_embeddings is not None:
-            query, key = (rotate(states, *position_embeddings) for states in (query, key))
+            query, key = (rotate(states, *position_embeddings[:2]) for states in (query, key))
+            query = query * position_embeddings[2] if position_embeddings[2:] else query
         if self.norms_rotated:
             query, key = self.q_norm(query), self.k_norm(key)
         return query, key, self._split_heads(value)

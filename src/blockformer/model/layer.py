@@ -112,7 +112,7 @@ class LayerInputs(NamedTuple):
     Attributes:
         masks: layer type -> the mask of self-attention in the backend's form, or None. A bias that all layers share is
             in it: then it is [1 or B, H, T, S].
-        rotations: layer type -> cosines and signed sines for `rotate`, each [B, 1, T, D]; empty if not rotary.
+        rotations: layer type -> what `positions.rotations_of` gives, each [B, 1, T, D or 1]; empty if not rotary.
         places: int [T], where the queries are among the keys.
         encoder_mask: the mask of cross-attention in the backend's form, or None.
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.

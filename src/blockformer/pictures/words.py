@@ -119,7 +119,8 @@ def _rotary(config, layer_type: str) -> str:
     rope = rope if "rope_type" in rope else rope[layer_type]
     share = rotary_size(rope, config.head_dim) / config.head_dim
     words = "rotary" if share == 1 else f"rotary on {share:.0%}"
-    return words if rope["rope_type"] == "default" else f"{words}, {rope['rope_type']}"
+    words = words if rope["rope_type"] == "default" else f"{words}, {rope['rope_type']}"
+    return words if getattr(config, "query_growth", None) is None else f"{words}, queries grow"
 
 
 def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple[int, int] | None]:
