@@ -1,10 +1,11 @@
 """The configuration of a decoder."""
 
+import copy
 from typing import TYPE_CHECKING
 
 from .alibi import Alibi
 from .awq_linear import LinearFields
-from .axes import axis, flag
+from .axes import BLOCKS, axis, flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields, SparseFeedForward
@@ -59,6 +60,20 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
         "AutoModelForTokenClassification": "modeling_decoder.BlockformerDecoderForTokenClassification",
         "AutoModelForQuestionAnswering": "modeling_decoder.BlockformerDecoderForQuestionAnswering",
     }
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """The config itself; for the decoder, by which the library makes caches, one whose layers have its words."""
+        words = {kind: each.cls.library_type for kind, each in BLOCKS["layer_types"].items()}
+        types = [words.get(kind) or kind for kind in self.layer_types or ()]
+        if not decoder or encoder or types == self.layer_types:
+            return self
+        side = copy.copy(self)
+        side.layer_types = types
+        return side
+
+    def validate(self):
+        """What the library checks before it saves a config; it knows layers by its own words only."""
+        super(BlockformerDecoderConfig, self.get_text_config(decoder=True)).validate()
 
 
 announce_language_model(BlockformerDecoderConfig)

@@ -28,11 +28,12 @@ class StateLayer(nn.Module):
 
     Attributes:
         kind: its layer type.
+        library_type: the library's word for it, by which caches are made; empty: the same one.
         heads: the numbers of its heads, if it has any.
         norm_placement: where its layer has norms; None: where the others have them.
     """
 
-    kind = ""
+    kind = library_type = ""
     heads = range(0)
     norm_placement: str | None = None
 
