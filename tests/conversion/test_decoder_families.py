@@ -109,6 +109,9 @@ HYBRID |= {"linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}}
 CONV = {"layer_types": ["conv", FULL], "block_multiple_of": 8, "initializer_range": 0.1}
 CONV_EXPERTS = {"layer_types": ["conv", FULL], **QWEN_EXPERTS, "num_dense_layers": 1, "routed_scaling_factor": 2.0}
 CONV_EXPERTS |= {"num_experts_per_tok": 3}
+SCANS = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "initializer_range": 0.1}
+SHARED_GRANITE = {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40}
+DENSE_GRANITE = {"num_local_experts": 0, "shared_intermediate_size": 40}
 ROWS = [
     Row("phi3"),
     Row("phi3", {"sliding_window": 8, "resid_pdrop": 0.1}, shards=True),
@@ -141,6 +144,16 @@ ROWS = [
     Row("lfm2", CONV | {"layer_types": [FULL, FULL], "block_ffn_dim_multiplier": 1.3}),
     Row("lfm2_moe", CONV_EXPERTS),
     Row("lfm2_moe", CONV_EXPERTS | {"use_expert_bias": False, "norm_topk_prob": False, **UNTIED}, shards=True),
+    Row("bamba", SCANS | {"attn_layer_indices": [1]}),
+    Row("bamba", SCANS | {"attn_layer_indices": [0], "attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
+    Row("bamba", SCANS | {"attn_layer_indices": [1], "mamba_n_groups": 2, "mamba_conv_bias": False}),
+    Row("bamba", {"attn_layer_indices": [0, 1], "mamba_n_heads": 2}),
+    Row("granitemoehybrid", SCANS | MULTIPLIERS | {"layer_types": ["mamba", "attention"], **SHARED_GRANITE}),
+    Row("granitemoehybrid", SCANS | DENSE_GRANITE | {"layer_types": ["attention", "mamba"], **UNTIED}, shards=True),
+    Row(
+        "granitemoehybrid",
+        SCANS | DENSE_GRANITE | {"layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
+    ),
     Row("apertus"),
     Row("apertus", {"attention_bias": True, "hidden_act": "relu2", **TIED}, shards=True),
     Row("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),

@@ -35,6 +35,19 @@ NEVER_FOLLOWED = (
 """Config entries that can name code to load. They are always dropped."""
 
 
+_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+
+def with_floats(value: Any) -> Any:
+    """A config's entries, in which transformers writes numbers that JSON lacks as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        name = value.get("__float__") if len(value) == 1 else None
+        if isinstance(name, str) and name in _FLOATS:
+            return _FLOATS[name]
+        return {key: with_floats(each) for key, each in value.items()}
+    return [with_floats(each) for each in value] if isinstance(value, list) else value
+
+
 def is_ours(entries: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is in our layout."""
     return str(entries.get("model_type", "")).startswith(OURS)
