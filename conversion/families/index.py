@@ -39,7 +39,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("phimoe",),
     ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     ("olmo_hybrid", "lfm2", "lfm2_moe"),
-    ("bamba", "granitemoehybrid"),
+    ("bamba", "granitemoehybrid", "nemotron_h"),
     ("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
     ("youtu", "minicpm3"),
     ("gpt_oss",),

@@ -1,5 +1,6 @@
 """Layers that keep a state: which they are, and their sizes."""
 
+import math
 from typing import Any
 
 from blockformer.files.errors import ConversionError
@@ -48,12 +49,6 @@ class StatesByLayer:
         return {name: getattr(config, name) for name in self.names} if self.kind in (config.layer_types or ()) else {}
 
 
-def check_limits(config) -> None:
-    """Refuse bounds of a state's steps, which official classes follow in a prompt and forget at a single token."""
-    if (limit := config.time_step_limit) is not None and tuple(limit) != (0.0, float("inf")):
-        raise ConversionError(f"config.json: time_step_limit is {[*limit]}, and steps have no bounds here; drop it")
-
-
 class ScansByLayer:
     """Some layers have a selective state space and the others see everything.
 
@@ -76,8 +71,11 @@ class ScansByLayer:
         kinds = [words[kind] for kind in config.layer_types]
         settings: dict[str, Any] = {"sliding_window": None, "layer_types": kinds}
         if SCAN in kinds:
-            check_limits(config)
-            settings |= {name: getattr(config, name) for name in OF_SCANS} | {"mamba_hidden_act": config.hidden_act}
+            least, most = config.time_step_limit or (0.0, math.inf)
+            if most != math.inf:
+                raise ConversionError(f"config.json: time_step_limit is {[least, most]}, and steps have no upper bound here")
+            settings |= {name: getattr(config, name) for name in OF_SCANS}
+            settings |= {"mamba_hidden_act": config.hidden_act, "mamba_step_min": least}
         return settings
 
     def write(self, config, head):
@@ -98,4 +96,5 @@ class ScansByLayer:
             raise NotExpressible(
                 "mamba_n_heads", "so many that heads are a multiple of the width", config.mamba_n_heads
             )
-        return entries | {name: getattr(config, name) for name in OF_SCANS} | {"mamba_expand": size}
+        entries |= {name: getattr(config, name) for name in OF_SCANS}
+        return entries | {"mamba_expand": size, "time_step_limit": [config.mamba_step_min, math.inf]}

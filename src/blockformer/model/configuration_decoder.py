@@ -52,6 +52,9 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
         None, "a positive integer", "size", "width of token vectors and final states, projected to C and back, if any"
     )
     bidirectional: bool = flag(False, "attention", "a token sees later ones too; then the decoder writes no text")
+    mlp_layers: list | None = axis(
+        None, "a list", "feed-forward", "whether each layer of a decoder has a feed-forward network; None: all have"
+    )
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",
         "AutoModel": "modeling_decoder.BlockformerDecoderModel",
@@ -60,6 +63,17 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
         "AutoModelForTokenClassification": "modeling_decoder.BlockformerDecoderForTokenClassification",
         "AutoModelForQuestionAnswering": "modeling_decoder.BlockformerDecoderForQuestionAnswering",
     }
+
+    def check(self):
+        """A layer without a network is one residual step, and experts are in all layers or in some that have one."""
+        if (has := self.mlp_layers) is None:
+            return
+        if len(has) != self.num_hidden_layers or not all(isinstance(each, bool) for each in has):
+            raise ValueError(f"mlp_layers must list a bool for each layer, not {has!r}.")
+        idle = {"num_experts": 0, "residual": "sequential", "num_hidden_groups": None, "add_cross_attention": False}
+        for name, value in idle.items():
+            if (given := getattr(self, name)) != value:
+                raise ValueError(f"mlp_layers is not supported with {name}={given!r}: leave one of them out.")
 
     def get_text_config(self, decoder=None, encoder=None):
         """The config itself; for the decoder, by which the library makes caches, one whose layers have its words."""

@@ -152,9 +152,11 @@ class Layer(GradientCheckpointingLayer):
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         usual = config.parts["mlp"][config.mlp_layer_types[layer_idx] if config.mlp_layer_types else "dense"]
-        self.mlp = BLOCKS["mlp_type"].get(config.mlp_type, usual)(config, config.inner_width_of(is_causal))
+        usual = BLOCKS["mlp_type"].get(config.mlp_type, usual)
+        has_mlp = config.mlp_layers is None or config.mlp_layers[layer_idx]
+        self.mlp = usual(config, config.inner_width_of(is_causal)) if has_mlp else None
         placement = getattr(self.self_attn, "norm_placement", None) or config.placement_of(is_causal)
-        for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
+        for sublayer in ["self_attn"] + ["cross_attn"] * has_cross_attention + ["mlp"] * has_mlp:
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
             for slot in norm_slots(config, placement, sublayer) if has_norms else ():
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
@@ -203,6 +205,8 @@ class Layer(GradientCheckpointingLayer):
                 **kwargs,
             )[0]
             hidden_states = self.residual_step("cross_attn", hidden_states, change)
+        if self.mlp is None:
+            return hidden_states
         hidden_states = self._norm("mlp", "input", hidden_states)
         return self.residual_step("mlp", hidden_states, self.mlp(self._norm("mlp", "pre", hidden_states)))
 

@@ -130,6 +130,7 @@ class GatedGroupNorm(nn.Module):
     mamba_n_groups=axis(1, "a positive integer", "attention", "groups G of heads that share queries and keys there"),
     mamba_d_conv=axis(4, "an integer above 1", "attention", "tokens W that the convolution before them sees"),
     mamba_hidden_act=axis("silu", tuple(ACT2FN), "attention", "activation after that convolution"),
+    mamba_step_min=axis(0.0, "a number of 0 or more", "attention", "least step d there"),
     mamba_conv_bias=flag(True, "attention", "bias of that convolution"),
     mamba_proj_bias=flag(False, "attention", "biases of the other maps of layers of state_space"),
 )
@@ -156,7 +157,7 @@ class StateSpace(StateLayer):
         self.in_proj_dt = nn.Linear(width, len(self.heads), bias=bias)
         channels = sum(self.sizes)
         self.conv1d = nn.Conv1d(channels, channels, self.window, groups=channels, bias=config.mamba_conv_bias)
-        self.act = ACT2FN[config.mamba_hidden_act]
+        self.act, self.least_step = ACT2FN[config.mamba_hidden_act], config.mamba_step_min
         self.dt_bias = nn.Parameter(torch.ones(len(self.heads)))
         self.A_log = nn.Parameter(torch.zeros(len(self.heads)))
         self.D = nn.Parameter(torch.ones(len(self.heads)))
@@ -206,7 +207,7 @@ class StateSpace(StateLayer):
             values, key, query = self.act(states).split(self.sizes, dim=-1)
             key, query = (each.unflatten(-1, (self.groups, -1)).transpose(1, 2) for each in (key, query))
             values = values.unflatten(-1, (self.groups, -1, self.value_size))  # [B, T, G, R, V]
-            step = F.softplus(step.to(wide) + self.dt_bias.to(wide))
+            step = F.softplus(step.to(wide) + self.dt_bias.to(wide)).clamp(min=self.least_step)
             if is_token is not None:
                 step = step * is_token
             decay = (-self.A_log.to(wide).exp() * step).unflatten(-1, (self.groups, -1)).transpose(1, 2)
