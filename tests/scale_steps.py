@@ -102,7 +102,7 @@ HEADS = {
 }
 # Presets with a kind of attention, feed-forward or positions that none of the models above has.
 SPECIAL = "phi gpt_neox olmo olmo2 gemma2 smollm3 bloom gpt_bigcode afmoe albert gte deberta-v2 mpnet m2m_100".split()
-SPECIAL += ["deepseek_v3", "article-transformer-printed", "hunyuan_v1_dense", "apertus", "olmo_hybrid"]
+SPECIAL += ["deepseek_v3", "article-transformer-printed", "hunyuan_v1_dense", "apertus", "olmo_hybrid", "nemotron_h"]
 USUAL = [*MODELS, *SPECIAL]
 MODELS |= {name: partial(of_preset, name) for name in blockformer.PRESETS}
 

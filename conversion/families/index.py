@@ -73,8 +73,12 @@ _PER_LAYER = (
     "scales its result, values are normed, and layers without a window have heads of another number and size; no block "
     "here does that, so run the model with transformers or sentence-transformers"
 )
-OUT_OF_REACH = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), _PER_LAYER)
-"""`model_type` of embedders that people ask for -> the parts that ours lack."""
+_BOTH_AT_ONCE = (
+    "each of its layers adds attention and a state space that read the same states, each with factors of its own; a layer "
+    "here has one of the two, so run the model with transformers"
+)
+OUT_OF_REACH = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), _PER_LAYER) | {"falcon_h1": _BOTH_AT_ONCE}
+"""`model_type` of models that people ask for -> the parts that ours lack."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""
 MORE_PRESETS = {

@@ -13,7 +13,7 @@ from blockformer.files.errors import ConversionError
 from ..rules.table import Rule, module_rules
 from ..storage.spelling import Prefix
 from ..values import NotExpressible
-from .bamba import SCAN, scan_rules
+from .bamba import SCAN, scan_rules, twice_the_width
 from .decoder import LLAMA, DecoderFamily
 
 FULL = "full_attention"
@@ -58,7 +58,9 @@ class Turns:
             else:
                 pattern = "".join(letters)
                 fix = "here a feed-forward network follows attention or a state space"
-                raise ConversionError(f"config.json: the layers are {pattern} (M state space, * attention, - network): {fix}")
+                raise ConversionError(
+                    f"config.json: the layers are {pattern} (M state space, * attention, - network): {fix}"
+                )
         sizes = {ours: getattr(official.config, theirs) for theirs, ours in SIZES.items()} if SCAN in kinds else {}
         layers = {"layer_types": kinds, "num_hidden_layers": len(kinds), "sliding_window": None}
         return {**layers, "mlp_layers": None if all(networks) else networks, **sizes}
@@ -117,6 +119,7 @@ FAMILY = TurnsFamily(
         "rope_parameters": None,
         "layer_types": in_turns,
         "mlp_layers": some_networks,
+        "mamba_n_heads": twice_the_width,
         "mamba_step_min": 0.001,
         "norm_eps": 1e-5,
     },

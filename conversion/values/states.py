@@ -73,7 +73,9 @@ class ScansByLayer:
         if SCAN in kinds:
             least, most = config.time_step_limit or (0.0, math.inf)
             if most != math.inf:
-                raise ConversionError(f"config.json: time_step_limit is {[least, most]}, and steps have no upper bound here")
+                raise ConversionError(
+                    f"config.json: time_step_limit is {[least, most]}, and steps have no upper bound here"
+                )
             settings |= {name: getattr(config, name) for name in OF_SCANS}
             settings |= {"mamba_hidden_act": config.hidden_act, "mamba_step_min": least}
         return settings

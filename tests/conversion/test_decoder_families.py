@@ -110,7 +110,15 @@ CONV = {"layer_types": ["conv", FULL], "block_multiple_of": 8, "initializer_rang
 CONV_EXPERTS = {"layer_types": ["conv", FULL], **QWEN_EXPERTS, "num_dense_layers": 1, "routed_scaling_factor": 2.0}
 CONV_EXPERTS |= {"num_experts_per_tok": 3}
 SCANS = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "initializer_range": 0.1}
-SHARED_GRANITE = {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40}
+NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "head_dim": 16}
+NEMOTRON |= {"initializer_range": 0.1}
+SHARED_GRANITE = {
+    **MULTIPLIERS,
+    "logits_scaling": 0.5,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 40,
+}
 DENSE_GRANITE = {"num_local_experts": 0, "shared_intermediate_size": 40}
 ROWS = [
     Row("phi3"),
@@ -148,12 +156,16 @@ ROWS = [
     Row("bamba", SCANS | {"attn_layer_indices": [0], "attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
     Row("bamba", SCANS | {"attn_layer_indices": [1], "mamba_n_groups": 2, "mamba_conv_bias": False}),
     Row("bamba", {"attn_layer_indices": [0, 1], "mamba_n_heads": 2}),
-    Row("granitemoehybrid", SCANS | MULTIPLIERS | {"layer_types": ["mamba", "attention"], **SHARED_GRANITE}),
+    Row("granitemoehybrid", SCANS | {"layer_types": ["mamba", "attention"], **SHARED_GRANITE}),
     Row("granitemoehybrid", SCANS | DENSE_GRANITE | {"layer_types": ["attention", "mamba"], **UNTIED}, shards=True),
     Row(
         "granitemoehybrid",
         SCANS | DENSE_GRANITE | {"layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
     ),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*M-*-", "mlp_bias": True, "head_dim": 8}, shards=True),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-*-", "use_conv_bias": False, "time_step_min": 1.0}),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*-*"}),
     Row("apertus"),
     Row("apertus", {"attention_bias": True, "hidden_act": "relu2", **TIED}, shards=True),
     Row("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
@@ -373,11 +385,15 @@ def assert_same_model(ours, theirs):
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     assert_same_outputs(ours, theirs, inputs, spread=0.3)
     caches: list[Any] = [None, None]
+    start = 0
     for part in (ids[:1, :17], ids[:1, 17:18], ids[:1, 18:]):
+        # Bamba's class counts from 0 again at each call.
+        places = {"position_ids": torch.arange(part.shape[1])[None] + start} if "position_ids" in inputs else {}
         outputs = [
-            model(part, past_key_values=cache, use_cache=True)
-            for model, cache in zip((ours, theirs), caches, strict=True)
+            model(part, past_key_values=cache, use_cache=True, **given)
+            for model, cache, given in zip((ours, theirs), caches, ({}, places), strict=True)
         ]
+        start += part.shape[1]
         caches = [output.past_key_values for output in outputs]
         assert_close(*(output.logits for output in outputs))
     for way in ({}, {"num_beams": 3}):
