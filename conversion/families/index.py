@@ -74,8 +74,8 @@ _PER_LAYER = (
     "here does that, so run the model with transformers or sentence-transformers"
 )
 _BOTH_AT_ONCE = (
-    "each of its layers adds attention and a state space that read the same states, each with factors of its own; a layer "
-    "here has one of the two, so run the model with transformers"
+    "each of its layers adds attention and a state space that read the same states, each with factors of its own; a "
+    "layer here has one of the two, so run the model with transformers"
 )
 OUT_OF_REACH = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), _PER_LAYER) | {"falcon_h1": _BOTH_AT_ONCE}
 """`model_type` of models that people ask for -> the parts that ours lack."""

@@ -4,6 +4,7 @@ Each official layer is one residual step: attention, a state space, or a feed-fo
 the network after it, if there is one, are a layer of ours.
 """
 
+import itertools
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -107,7 +108,7 @@ def in_turns(settings: dict) -> list[Any]:
 def some_networks(settings: dict) -> list[Any]:
     """The networks of a fresh model: a state space before attention is without one."""
     kinds = [*in_turns(settings), None]
-    return [kind == FULL or after != FULL for kind, after in zip(kinds, kinds[1:], strict=False)]
+    return [kind == FULL or after != FULL for kind, after in itertools.pairwise(kinds)]
 
 
 FAMILY = TurnsFamily(
