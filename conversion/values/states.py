@@ -99,4 +99,6 @@ class ScansByLayer:
                 "mamba_n_heads", "so many that heads are a multiple of the width", config.mamba_n_heads
             )
         entries |= {name: getattr(config, name) for name in OF_SCANS}
-        return entries | {"mamba_expand": size, "time_step_limit": [config.mamba_step_min, math.inf]}
+        if config.mamba_step_min:
+            entries["time_step_limit"] = [config.mamba_step_min, {"__float__": "Infinity"}]
+        return entries | {"mamba_expand": size}

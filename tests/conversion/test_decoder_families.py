@@ -5,11 +5,13 @@ exhaustive` all.
 """
 
 import inspect
+import json
 from typing import Any
 
 import pytest
 import torch
 from pairs import assert_close
+from safetensors.torch import save_file
 from sizes import OFFICIAL_DECODER, TINY
 
 import blockformer
@@ -164,7 +166,7 @@ ROWS = [
     ),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*M-*-", "mlp_bias": True, "head_dim": 8}, shards=True),
-    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-*-", "use_conv_bias": False, "time_step_min": 1.0}),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-*-", "use_conv_bias": False, "time_step_min": 1e-4}),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*-*"}),
     Row("apertus"),
     Row("apertus", {"attention_bias": True, "hidden_act": "relu2", **TIED}, shards=True),
@@ -499,3 +501,41 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
     ):
         convert(tmp_path / "src", tmp_path / "dst")
     assert not (tmp_path / "dst").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "message"),
+    [
+        ("falcon_h1", {}, "'falcon_h1' is not supported: each of its layers adds attention and a state space"),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "ME*-"},
+            r"some layers are experts \(E in .*\): its experts have no gate",
+        ),
+        ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network follows"),
+        ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network follows"),
+        ("bamba", {"attn_layer_indices": [1], "time_step_limit": [0.0, 2.0]}, "steps have no upper bound here"),
+        ("bamba", {"attn_layer_indices": []}, "layer_types names 'state_space': add a layer of 'full_attention'"),
+    ],
+)
+def test_state_spaces_that_cannot_be_converted(tmp_path, family, entries, message):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "num_hidden_layers": 2, **entries}))
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path, tmp_path / "dst")
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("bamba", {"mamba_hidden_act": "gelu"}, r"mamba_hidden_act must be hidden_act \(silu\), not 'gelu'"),
+        ("bamba", {"mamba_n_heads": 3, "mamba_d_head": 8}, "mamba_n_heads must be so many that heads are a multiple"),
+        ("bamba", {"mlp_layers": [True, False]}, "mlp_layers"),
+        ("nemotron_h", {"layer_types": ["sliding_attention", FULL], "sliding_window": 4}, "layer_types must be"),
+    ],
+)
+def test_state_spaces_that_a_family_has_no_word_for(tmp_path, family, fields, message):
+    config = blockformer.preset(family, **{**TINY, "vocab_size": 40, **fields})
+    blockformer.BlockformerDecoderForCausalLM(config).save_pretrained(tmp_path / "ours")
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path / "ours", tmp_path / "back", to_official=True, family=family)

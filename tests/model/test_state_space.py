@@ -6,7 +6,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from pairs import assert_close, token_ids
-from transformers import DynamicCache
+from transformers import DynamicCache, NemotronHConfig, NemotronHForCausalLM
 
 import blockformer
 from blockformer.model.state_space import CHUNK, scan_by_chunk, scan_by_token, scan_of_one
@@ -96,6 +96,26 @@ def test_a_fresh_layer_has_steps_and_rates_of_every_size():
     assert steps.max() <= 0.1001
     assert len(rates.unique()) == len(steps.unique()) == 6
     assert torch.equal(layer.D, torch.ones(6))
+
+
+@torch.no_grad()
+def test_steps_have_a_least_size_in_a_prompt_and_token_by_token(tmp_path):
+    """Nemotron-H's class has one in a prompt only, so a cache of it continues otherwise than the text read whole."""
+    sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
+    sizes |= {"num_key_value_heads": 1, "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 5}
+    torch.manual_seed(0)
+    config = NemotronHConfig(
+        **sizes, n_groups=2, hybrid_override_pattern="M-*-", initializer_range=0.2, time_step_min=0.9
+    )
+    theirs = NemotronHForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours, ids = blockformer.from_official(tmp_path), token_ids(2, 20, vocab=97)
+    assert ours.config.mamba_step_min == 0.9
+    wanted = theirs(ids).logits
+    assert_close(ours(ids).logits, wanted)
+    cache = ours(ids[:, :18], use_cache=True).past_key_values
+    steps = [ours(ids[:, place : place + 1], past_key_values=cache).logits for place in (18, 19)]
+    assert_close(torch.cat(steps, dim=1), wanted[:, 18:])
 
 
 @torch.no_grad()

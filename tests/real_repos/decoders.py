@@ -1504,6 +1504,7 @@ RECORDS = (
             "ssm_state_size": 8,
             "tie_word_embeddings": False,
             "time_step_floor": 0.0001,
+            "time_step_limit": [0.0, float("inf")],
             "time_step_max": 0.1,
             "time_step_min": 0.001,
             "time_step_rank": 256,

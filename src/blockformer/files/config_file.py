@@ -59,7 +59,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is not a JSON object, or an entry has the wrong type.
     """
-    config = read_json(path)
+    config = read_json(path, infinite=True)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise CheckpointError(f"{path}: architectures is {shown(names)}; it must be a list of names of classes")

@@ -68,9 +68,10 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
         """A layer without a network is one residual step, and experts are in all layers or in some that have one."""
         if (has := self.mlp_layers) is None:
             return
-        if len(has) != self.num_hidden_layers or not all(isinstance(each, bool) for each in has):
+        is_list = isinstance(has, list) and all(isinstance(each, bool) for each in has)
+        if not is_list or len(has) != self.num_hidden_layers:
             raise ValueError(f"mlp_layers must list a bool for each layer, not {has!r}.")
-        idle = {"num_experts": 0, "residual": "sequential", "num_hidden_groups": None, "add_cross_attention": False}
+        idle = {"num_experts": 0, "residual": "sequential", "add_cross_attention": False}
         for name, value in idle.items():
             if (given := getattr(self, name)) != value:
                 raise ValueError(f"mlp_layers is not supported with {name}={given!r}: leave one of them out.")
