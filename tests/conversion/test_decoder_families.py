@@ -519,10 +519,12 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
     ],
 )
 def test_state_spaces_that_cannot_be_converted(tmp_path, family, entries, message):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "num_hidden_layers": 2, **entries}))
-    save_file({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    src = tmp_path / "src"
+    src.mkdir()
+    (src / "config.json").write_text(json.dumps({"model_type": family, "num_hidden_layers": 2, **entries}))
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, src / "model.safetensors")
     with pytest.raises(ConversionError, match=message):
-        convert(tmp_path, tmp_path / "dst")
+        convert(src, tmp_path / "dst")
 
 
 @pytest.mark.parametrize(

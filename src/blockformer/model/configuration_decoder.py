@@ -65,7 +65,7 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
     }
 
     def check(self):
-        """A layer without a network is one residual step, and experts are in all layers or in some that have one."""
+        """Layers without a network are for sequences of sub-layers, without experts and cross-attention."""
         if (has := self.mlp_layers) is None:
             return
         is_list = isinstance(has, list) and all(isinstance(each, bool) for each in has)

@@ -154,7 +154,7 @@ class Layer(GradientCheckpointingLayer):
         usual = config.parts["mlp"][config.mlp_layer_types[layer_idx] if config.mlp_layer_types else "dense"]
         usual = BLOCKS["mlp_type"].get(config.mlp_type, usual)
         has_mlp = config.mlp_layers is None or config.mlp_layers[layer_idx]
-        self.mlp = usual(config, config.inner_width_of(is_causal)) if has_mlp else None
+        self.mlp: Any = usual(config, config.inner_width_of(is_causal)) if has_mlp else None
         placement = getattr(self.self_attn, "norm_placement", None) or config.placement_of(is_causal)
         for sublayer in ["self_attn"] + ["cross_attn"] * has_cross_attention + ["mlp"] * has_mlp:
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
