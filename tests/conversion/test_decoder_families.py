@@ -522,7 +522,8 @@ def test_state_spaces_that_cannot_be_converted(tmp_path, family, entries, messag
     src = tmp_path / "src"
     src.mkdir()
     (src / "config.json").write_text(json.dumps({"model_type": family, "num_hidden_layers": 2, **entries}))
-    save_file({"lm_head.weight": torch.zeros(2, 2)}, src / "model.safetensors")
+    root = "backbone" if family == "nemotron_h" else "model"
+    save_file({f"{root}.layers.{layer}.weight": torch.zeros(2) for layer in range(2)}, src / "model.safetensors")
     with pytest.raises(ConversionError, match=message):
         convert(src, tmp_path / "dst")
 
