@@ -121,9 +121,6 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
         fields |= {"num_key_value_heads": 4, "layer_types": None, "sliding_window": None}
     if topology.startswith("decoder"):
         fields["token_embedding_size"] = draw(st.sampled_from([None, 20]))
-    if topology == "decoder" and fields.get("residual", "sequential") == "sequential":
-        kept = [True, False, True][: fields["num_hidden_layers"]]
-        fields["mlp_layers"] = draw(st.sampled_from([None, kept]))
     if topology == "encoder":
         fields["num_hidden_groups"] = draw(st.sampled_from([None, 1, fields["num_hidden_layers"]]))
     group = {2: [0, 1], 4: [3]}.get(fields["num_key_value_heads"])  # heads that share a key

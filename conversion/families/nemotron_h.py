@@ -63,8 +63,10 @@ class Turns:
                     f"config.json: the layers are {pattern} (M state space, * attention, - network): {fix}"
                 )
         sizes = {ours: getattr(official.config, theirs) for theirs, ours in SIZES.items()} if SCAN in kinds else {}
+        if not all(networks):
+            sizes["mlp_layers"] = networks
         layers = {"layer_types": kinds, "num_hidden_layers": len(kinds), "sliding_window": None}
-        return {**layers, "mlp_layers": None if all(networks) else networks, **sizes}
+        return {**layers, **sizes}
 
     def write(self, config, head):
         """See `Value.write`."""

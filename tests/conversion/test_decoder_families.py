@@ -167,7 +167,7 @@ ROWS = [
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*M-*-", "mlp_bias": True, "head_dim": 8}, shards=True),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-*-", "use_conv_bias": False, "time_step_min": 1e-4}),
-    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*-*"}),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*-*-"}),
     Row("apertus"),
     Row("apertus", {"attention_bias": True, "hidden_act": "relu2", **TIED}, shards=True),
     Row("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),

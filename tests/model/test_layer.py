@@ -282,33 +282,3 @@ def test_parallel_sublayers_refuse_cross_attention():
     ):
         with pytest.raises(ValueError, match="not supported with cross-attention"):
             config_class(residual="parallel", **fields)
-
-
-@torch.no_grad()
-def test_a_layer_without_a_network_is_one_whose_network_adds_nothing():
-    sizes = {**THREE_LAYERS, "norm_placement": "pre_output"}
-    whole = randomise(blockformer.BlockformerDecoderForCausalLM(blockformer.BlockformerDecoderConfig(**sizes)))
-    whole.model.layers[1].mlp_output_norm.weight.zero_()
-    config = blockformer.BlockformerDecoderConfig(**sizes, mlp_layers=[True, False, True])
-    weights = {name: tensor for name, tensor in whole.state_dict().items() if not name.startswith("model.layers.1.mlp")}
-    model, ids = loaded(config, weights), token_ids(2, 9, vocab=VOCAB)
-    assert_close(model(ids).logits, whole(ids).logits)
-    text = model.generate(ids, max_new_tokens=4, do_sample=False)
-    assert torch.equal(model.prepare_for_inference().generate(ids, max_new_tokens=4, do_sample=False), text)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"mlp_layers": [True, False]}, "mlp_layers must list a bool for each layer, not"),
-        ({"mlp_layers": [1, 0, 1]}, "mlp_layers must list a bool for each layer, not"),
-        ({"mlp_layers": "all"}, "mlp_layers must list a bool for each layer, not 'all'"),
-        ({"mlp_layers": 3}, "mlp_layers must list a bool for each layer, not 3"),
-        ({"residual": "parallel"}, "mlp_layers is not supported with residual='parallel'"),
-        ({"num_experts": 4}, "mlp_layers is not supported with num_experts=4"),
-        ({"add_cross_attention": True}, "mlp_layers is not supported with add_cross_attention=True"),
-    ],
-)
-def test_networks_of_some_layers_that_cannot_be(fields, message):
-    with pytest.raises(ValueError, match=message):
-        blockformer.BlockformerDecoderConfig(**{**THREE_LAYERS, "mlp_layers": [True, False, True], **fields})

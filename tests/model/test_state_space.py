@@ -1,10 +1,7 @@
 """The selective state space: in chunks and token by token it is its definition, and a fresh one has all rates."""
 
-import copy
-
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassClassValidationError
 from pairs import assert_close, token_ids
 from transformers import DynamicCache, NemotronHConfig, NemotronHForCausalLM
 
@@ -133,7 +130,30 @@ def test_the_library_makes_caches_and_saves_configs_of_such_layers(tmp_path):
     assert again.config.layer_types == config.layer_types
     ids = token_ids(2, 9, vocab=97)
     assert torch.equal(again(ids).logits, a_model(ids).logits)
-    broken = copy.deepcopy(config)
-    broken.layer_types = ["state_space"]
-    with pytest.raises(StrictDataclassClassValidationError, match="num_hidden_layers"):
-        broken.save_pretrained(tmp_path / "broken")
+
+
+@torch.no_grad()
+def test_a_layer_without_a_network_is_one_whose_network_adds_nothing():
+    whole, ids = model(norm_placement="pre_output"), token_ids(2, 9, vocab=97)
+    whole.model.layers[0].mlp_output_norm.weight.zero_()
+    less = model(norm_placement="pre_output", mlp_layers=[False, True])
+    less.load_state_dict({name: each for name, each in whole.state_dict().items() if ".0.mlp" not in name})
+    assert_close(less(ids).logits, whole(ids).logits)
+    text = less.generate(ids, max_new_tokens=4, do_sample=False)
+    assert torch.equal(less.prepare_for_inference().generate(ids, max_new_tokens=4, do_sample=False), text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mlp_layers": [True]}, "mlp_layers must list a bool for each layer, not"),
+        ({"mlp_layers": [1, 0]}, "mlp_layers must list a bool for each layer, not"),
+        ({"mlp_layers": "all"}, "mlp_layers must list a bool for each layer, not 'all'"),
+        ({"mlp_layers": 3}, "mlp_layers must list a bool for each layer, not 3"),
+        ({"residual": "parallel"}, "mlp_layers is not supported with residual='parallel'"),
+        ({"num_experts": 4}, "mlp_layers is not supported with num_experts=4"),
+    ],
+)
+def test_networks_of_some_layers_that_cannot_be(fields, message):
+    with pytest.raises(ValueError, match=message):
+        blockformer.BlockformerDecoderConfig(**{**SIZES, "mlp_layers": [True, False], **fields})

@@ -1,6 +1,5 @@
 """The configuration of a decoder."""
 
-import copy
 from typing import TYPE_CHECKING
 
 from .alibi import Alibi
@@ -52,9 +51,6 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
         None, "a positive integer", "size", "width of token vectors and final states, projected to C and back, if any"
     )
     bidirectional: bool = flag(False, "attention", "a token sees later ones too; then the decoder writes no text")
-    mlp_layers: list | None = axis(
-        None, "a list", "feed-forward", "whether each layer of a decoder has a feed-forward network; None: all have"
-    )
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",
         "AutoModel": "modeling_decoder.BlockformerDecoderModel",
@@ -64,31 +60,13 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
         "AutoModelForQuestionAnswering": "modeling_decoder.BlockformerDecoderForQuestionAnswering",
     }
 
-    def check(self):
-        """Layers without a network are for sequences of sub-layers, without experts and cross-attention."""
-        if (has := self.mlp_layers) is None:
-            return
-        is_list = isinstance(has, list) and all(isinstance(each, bool) for each in has)
-        if not is_list or len(has) != self.num_hidden_layers:
-            raise ValueError(f"mlp_layers must list a bool for each layer, not {has!r}.")
-        idle = {"num_experts": 0, "residual": "sequential", "add_cross_attention": False}
-        for name, value in idle.items():
-            if (given := getattr(self, name)) != value:
-                raise ValueError(f"mlp_layers is not supported with {name}={given!r}: leave one of them out.")
-
     def get_text_config(self, decoder=None, encoder=None):
-        """The config itself; for the decoder, by which the library makes caches, one whose layers have its words."""
-        words = {kind: each.cls.library_type for kind, each in BLOCKS["layer_types"].items()}
-        types = [words.get(kind) or kind for kind in self.layer_types or ()]
-        if not decoder or encoder or types == self.layer_types:
-            return self
-        side = copy.copy(self)
-        side.layer_types = types
-        return side
+        """The config itself; for the decoder, by which the library makes caches, one with the library's layer types."""
+        blocks = [BLOCKS["layer_types"].get(kind) for kind in self.layer_types or () if decoder and not encoder]
+        return next((block.cls.in_library(self) for block in blocks if block), self)
 
     def validate(self):
-        """What the library checks before it saves a config; it knows layers by its own words only."""
-        super(BlockformerDecoderConfig, self.get_text_config(decoder=True)).validate()
+        """The library's check at saving, which knows its own layer types only; ours run when a config is made."""
 
 
 announce_language_model(BlockformerDecoderConfig)

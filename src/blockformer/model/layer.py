@@ -140,8 +140,7 @@ class Layer(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int, is_causal: bool, has_cross_attention: bool):
         super().__init__()
-        self.layer_idx = layer_idx
-        self.layer_type = layer_type_of(config, layer_idx, is_causal)
+        self.layer_idx, self.layer_type = layer_idx, layer_type_of(config, layer_idx, is_causal)
         self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
@@ -205,10 +204,8 @@ class Layer(GradientCheckpointingLayer):
                 **kwargs,
             )[0]
             hidden_states = self.residual_step("cross_attn", hidden_states, change)
-        if self.mlp is None:
-            return hidden_states
-        hidden_states = self._norm("mlp", "input", hidden_states)
-        return self.residual_step("mlp", hidden_states, self.mlp(self._norm("mlp", "pre", hidden_states)))
+        states = self._norm("mlp", "pre", hidden_states := self._norm("mlp", "input", hidden_states))
+        return hidden_states if self.mlp is None else self.residual_step("mlp", hidden_states, self.mlp(states))
 
     def residual_step(self, sublayer: str, hidden_states, change):
         """The residual step, post(y + output(f(pre(y)))), after f."""

@@ -133,6 +133,7 @@ class GatedGroupNorm(nn.Module):
     mamba_step_min=axis(0.0, "a number of 0 or more", "attention", "least step d there"),
     mamba_conv_bias=flag(True, "attention", "bias of that convolution"),
     mamba_proj_bias=flag(False, "attention", "biases of the other maps of layers of state_space"),
+    mlp_layers=axis(None, "a list", "feed-forward", "whether each layer has a feed-forward network; None: all have"),
 )
 class StateSpace(StateLayer):
     """A layer's attention by a selective state space.
@@ -181,6 +182,14 @@ class StateSpace(StateLayer):
         heads, groups = config.mamba_n_heads, config.mamba_n_groups
         if heads % groups:
             raise ValueError(f"mamba_n_heads ({heads}) is not a multiple of mamba_n_groups ({groups}).")
+        if (has := config.mlp_layers) is None:
+            return
+        is_list = isinstance(has, list) and all(isinstance(each, bool) for each in has)
+        if not is_list or len(has) != config.num_hidden_layers:
+            raise ValueError(f"mlp_layers must list a bool for each layer, not {has!r}.")
+        for name, value in {"num_experts": 0, "residual": "sequential"}.items():
+            if (given := getattr(config, name)) != value:
+                raise ValueError(f"mlp_layers is not supported with {name}={given!r}: leave one of them out.")
 
     def init_tensors(self) -> None:
         """Draw rates A and steps d of all sizes for a fresh model; a step is softplus of its bias and what is added."""
