@@ -143,11 +143,10 @@ class Layer(GradientCheckpointingLayer):
         self.layer_idx, self.layer_type = layer_idx, layer_type_of(config, layer_idx, is_causal)
         self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
-        self.dropout = config.hidden_dropout
+        self.dropout, self.has_cross_attention = config.hidden_dropout, has_cross_attention
         usual = config.parts["attention"].get("latent" if config.kv_lora_rank else config.position_type, Attention)
         usual = BLOCKS["attention_type"].get(config.attention_type, usual)
         self.self_attn = BLOCKS["layer_types"].get(self.layer_type, usual)(config, layer_idx, is_causal)
-        self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         usual = config.parts["mlp"][config.mlp_layer_types[layer_idx] if config.mlp_layer_types else "dense"]
