@@ -40,6 +40,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("phimoe",),
     ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     ("olmo_hybrid", "lfm2", "lfm2_moe"),
+    ("bamba", "granitemoehybrid", "nemotron_h"),
     ("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
     ("youtu", "minicpm3"),
     ("gpt_oss",),
@@ -81,6 +82,11 @@ _SHARED_KEYS = (
 )
 OUT_OF_REACH = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), _PER_LAYER)
 OUT_OF_REACH |= dict.fromkeys(("gemma4", "gemma4_text"), _SHARED_KEYS)
+_BOTH_AT_ONCE = (
+    "each of its layers adds attention and a state space that read the same states, each with factors of its own; a "
+    "layer here has one of the two, so run the model with transformers"
+)
+OUT_OF_REACH |= {"falcon_h1": _BOTH_AT_ONCE}
 """`model_type` of models that people ask for -> the parts that ours lack."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""

@@ -19,7 +19,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from blockformer.declared_fields import axes_of
-from blockformer.files.config_file import NEVER_FOLLOWED
+from blockformer.files.config_file import NEVER_FOLLOWED, with_floats
 from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.quantized import FIELDS, REMEDY, without_empty
 from blockformer.files.quiet import quiet
@@ -311,7 +311,7 @@ class ConfigTranslation(ABC):
         layers = settings.get("num_hidden_layers")
         try:
             check_counts(layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
-            return self.official_config_class(**copy.deepcopy(settings))
+            return self.official_config_class(**copy.deepcopy(with_floats(settings)))
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConversionError(f"config.json: {self.config_class_name} refuses it: {reason}") from error

@@ -182,7 +182,7 @@ def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) ->
     if not layers or not all(0 <= layer < count for layer in layers):
         raise ValueError(f"layers must list numbers from 0 to {count - 1}, not {list(layers)}.")
     for name, value in settings.items():
-        if isinstance(value, list) and name in ("layer_types", "rope_layers", "mlp_layer_types"):
+        if isinstance(value, list) and name in ("layer_types", "rope_layers", "mlp_layer_types", "mlp_layers"):
             settings[name] = [value[layer] for layer in layers]
     if pruned := settings["pruned_heads"]:
         settings["pruned_heads"] = {place: pruned[layer] for place, layer in enumerate(layers) if layer in pruned}

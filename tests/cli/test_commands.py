@@ -229,7 +229,7 @@ def test_inspect_shows_the_seed_articles_layer_tree(capsys, tmp_path):
     assert not re.search(r"\(1\): Layer", out)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "bamba"])
 def test_inspect_says_how_many_bytes_of_state_a_text_takes(capsys, name):
     call("inspect", name)
     summary = describe(blockformer.preset(name))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from .alibi import Alibi
 from .awq_linear import LinearFields
-from .axes import axis, flag
+from .axes import BLOCKS, axis, flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields, SparseFeedForward
@@ -60,6 +60,14 @@ class BlockformerDecoderConfig(MultiTokenFields, LinearFields, LatentFields, Exp
         "AutoModelForTokenClassification": "modeling_decoder.BlockformerDecoderForTokenClassification",
         "AutoModelForQuestionAnswering": "modeling_decoder.BlockformerDecoderForQuestionAnswering",
     }
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """The config itself; for the decoder, by which the library makes caches, one with the library's layer types."""
+        blocks = [BLOCKS["layer_types"].get(kind) for kind in self.layer_types or () if decoder and not encoder]
+        return next((block.cls.in_library(self) for block in blocks if block), self)
+
+    def validate(self):
+        """The library's check at saving, which knows its own layer types only; ours run when a config is made."""
 
 
 announce_language_model(BlockformerDecoderConfig)

@@ -13,7 +13,7 @@ SIZES = frozenset(
     "task_type_vocab_size num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size "
     "linear_group_size norm_eps "
     "position_offset num_hidden_groups sliding_window layer_types decoder_layer_types mlp_layer_types rope_layers "
-    "num_key_value_heads pruned_heads kv_lora_rank q_lora_rank v_head_dim num_expert_groups".split()
+    "mlp_layers num_key_value_heads pruned_heads kv_lora_rank q_lora_rank v_head_dim num_expert_groups".split()
 )
 _GROUPS = {
     "norm": ("norm",),

@@ -147,6 +147,11 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
     return f"{width:,} → {inner:,} → {width:,}", tuple(chips), None
 
 
+def _network(kind: type) -> str:
+    """What a layer's feed-forward network is, of its class."""
+    return "no network" if kind is type(None) else "experts" if kind.__name__.startswith("Sparse") else "dense"
+
+
 def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]) -> list[str]:
     """What sets each kind of layers apart: of its type, whether it rotates, its feed-forward, heads and norms."""
     types = {
@@ -157,7 +162,7 @@ def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]
     aspects = [
         [types[kind[0]] for kind in kinds],
         ["rotary" if kind[1] else "no positions" for kind in kinds],
-        ["experts" if kind[2].__name__.startswith("Sparse") else "dense" for kind in kinds],
+        [_network(kind[2]) for kind in kinds],
         [f"{kind[3]} heads" for kind in kinds],
         ["" if "self_attn_pre_norm" in each else "no first norm" for each in names],
     ]
