@@ -272,7 +272,8 @@ class BertLikeFamily(Family[EncoderHead]):
         ignored = ["embeddings.position_ids", "embeddings.token_type_ids", *self.ignored]
         rules = module_rules(self.stack)
         for theirs, ours in self.embeddings.items():
-            if theirs == "embeddings.position_embeddings" and config.position_type != "learned":
+            is_idle = "relative" in variant.traits or config.position_type == "rotary"
+            if theirs == "embeddings.position_embeddings" and is_idle:
                 ignored.append(f"{theirs}.weight")
             else:
                 rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))

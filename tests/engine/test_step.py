@@ -173,7 +173,7 @@ def test_a_window_that_somebody_moved_is_seen(untraced):
             for model, cache in zip((plain, quick), caches, strict=True)
         )
         assert_close(found, expected)
-    assert list(quick.runtime.steps.fallbacks.reasons) == ["the cache's layers hold their tokens in different places"]
+    assert list(quick.runtime.steps.fallbacks.reasons) == ["the cache's layers hold their tokens in different slots"]
 
 
 def test_a_text_of_layers_that_keep_a_state():
