@@ -87,6 +87,7 @@ def main() -> None:
             rows += decoder_rows(shape, size.decodes[:2], size.prefills[:1], dtypes, size, limits, console)
     for shape in size.hybrids if "hybrid" in options.only else ():
         rows += decoder_rows(shape, size.decodes[:2], size.prefills, dtypes, size, limits, console)
+        rows += compiled_decodes(shape, torch.float32, size.decodes[:1], size, limits, "transformers")
     if "encoder" in options.only:
         for dtype in dtypes[::-1]:
             pair = tuple(model.to(dtype) for model in seq2seq.make_bert(size.layers))
@@ -220,6 +221,16 @@ def written(
     return [seq2seq.write(pair, name, count, *work) for count in beams]
 
 
+def compiled_decodes(
+    shape: workloads.Shape, dtype: torch.dtype, decodes: list, size: Size, limits: machine.Machine, against: str
+) -> list[workloads.Row]:
+    """A decoder's decoding by compiled steps, for each of the contexts and batches."""
+    pair = workloads.make_pair(shape, dtype)
+    workloads.compiled(pair)
+    work = (size.rounds, size.tokens, limits.read_gbs, "decode, compiled", against)
+    return [workloads.decode(pair, shape, context, batch, *work) for context, batch in decodes]
+
+
 def compiled_rows(
     size: Size, dtype: torch.dtype, limits: machine.Machine, against: str, console: Console
 ) -> list[workloads.Row]:
@@ -236,11 +247,7 @@ def compiled_rows(
         (size.gpt2, torch.float32, alone[:2]),
         (size.decoder, dtype, alone),
     ):
-        pair = workloads.make_pair(shape, kind)
-        workloads.compiled(pair)
-        for context, batch in decodes:
-            work = (context, batch, size.rounds, size.tokens, limits.read_gbs, "decode, compiled", against)
-            rows.append(workloads.decode(pair, shape, *work))
+        rows += compiled_decodes(shape, kind, decodes, size, limits, against)
     for name, pair in (
         ("T5-base width", seq2seq.make_t5(size.layers)),
         ("Marian, Transformer-base width", seq2seq.make_marian(size.marian_vocab_size)),

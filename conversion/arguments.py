@@ -98,7 +98,7 @@ def check_conversion(
 def _check_into(into: str | PathLike[str], to_official: bool, **given: Any) -> None:
     """Check the composite checkpoint into which a text goes back, and that no option asks for what it decides."""
     if not to_official:
-        raise ConversionError("into (--into) is for the way back; add to_official=True, or leave it out")
+        raise ConversionError("into (--into) is for the official layout; add to_official=True, or leave it out")
     if not os.path.isdir(into):
         raise ConversionError(
             f"{into}: no such folder; into (--into) needs the whole checkpoint: hf download ID --local-dir FOLDER"
@@ -190,7 +190,7 @@ def check_family(name: str) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ConversionError(f"there is no family {shown(name)}; there are {', '.join(sorted(known))}.{hint}")
+        raise ConversionError(f"no family is called {shown(name)}; there are {', '.join(sorted(known))}.{hint}")
 
 
 def check_source(

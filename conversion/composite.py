@@ -39,6 +39,7 @@ class TextCheckpoint(Checkpoint):
 
     Attributes:
         names: name of a tensor of the text -> its name in the composite.
+        turned: names of those whose last two axes files have in the other order.
         left: the headers of all others.
 
     Raises:
@@ -51,16 +52,26 @@ class TextCheckpoint(Checkpoint):
         self.config = text.entries
         self.names = _names(whole, tuple(each.partition("*")[0] for each in getattr(text.family.names, "outside", ())))
         self.tensors = {name: replace(whole.tensors[own], name=name) for name, own in self.names.items()}
+        self.turned = {
+            name
+            for ending, length in text.last_axes.items()
+            for name, info in self.tensors.items()
+            if name.endswith(ending) and info.shape[-2:-1] == (length,) != info.shape[-1:]
+        }
+        for name in self.turned:
+            *others, rows, columns = self.tensors[name].shape
+            self.tensors[name] = replace(self.tensors[name], shape=(*others, columns, rows))
         taken = {*self.names.values()}
         self.left: list[TensorInfo] = [info for name, info in whole.tensors.items() if name not in taken]
 
     def read(self, name: str) -> Tensor:
         """See `Checkpoint.read`."""
-        return self.whole.read(self.names[name])
+        tensor = self.whole.read(self.names[name])
+        return tensor.mT.contiguous() if name in self.turned else tensor
 
     def parts(self, name: str) -> Iterator[Tensor]:
         """See `Checkpoint.parts`."""
-        return self.whole.parts(self.names[name])
+        return iter([self.read(name).reshape(-1)]) if name in self.turned else self.whole.parts(self.names[name])
 
     def check_unchanged(self) -> None:
         """See `Checkpoint.check_unchanged`."""

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from blockformer.files.atomic import MARK
@@ -75,6 +76,8 @@ class IntoComposite(CheckpointWeights):
 
         def put(name: str, parts: Iterable[Tensor]) -> None:
             info, written = self.text.tensors[name], 0
+            if name in self.text.turned:
+                parts = [torch.cat([part.clone() for part in parts]).view(info.shape).mT.contiguous()]
             with open(folder / info.file.name, "r+b") as file:
                 file.seek(info.offset)
                 for part in parts:

@@ -12,15 +12,15 @@ from blockformer.files.named_code import names_code
 from blockformer.model.axes import axes
 from blockformer.model_classes import CONFIGS
 
+from .families.further import FIELD as FURTHER
 from .families.registry import Family
-from .storage.fp8 import FURTHER
 
 
 def carry_others(family: Family, official: Mapping[str, Any], config: PretrainedConfig) -> None:
     """Set the entries of an official `config.json` that its class does not know in a config of ours, as they are.
 
     Left out are those that mean something in a config of ours, of whatever topology, those that name code, and the
-    number of layers that predict further tokens, which ours does not have.
+    number of layers that predict further tokens, which is ours where the checkpoint holds them whole.
     """
     if family.is_file:
         return

@@ -27,6 +27,8 @@ from blockformer.publishing.write_repo import bytes_by_dtype
 
 from .arguments import dtype_name
 from .families.architectures import FSDP
+from .families.further import FIELD as FURTHER_LAYERS
+from .families.further import FURTHER
 from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
 from .families.registry import Family, family_by_name, family_for, family_of
 from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
@@ -127,6 +129,8 @@ def plan_in(
         official, tensors, read = view.entries, view.tensors, view.read
     family = family_of(official) if family_name is None else family_by_name(family_name)
     variant = family.names.variant_of(official, tensors, read)
+    if view is not None and FURTHER not in variant.traits and official.get(FURTHER_LAYERS):
+        official = {**official, FURTHER_LAYERS: 0}  # they are left out below
     stored = names_in_class(tensors, family.names.spelled(variant))
     config = family.settings.our_config(family.config_from(official, variant))
     carry_others(family, official, config)
@@ -144,6 +148,7 @@ def plan_in(
     to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
     groups = with_sources(in_turn(to_class, to_ours), stored)
     used = {name for group in groups for name in group.sources}
+    further = [name for name in further if stored[name] not in used]
     if view is not None:
         groups = in_turn(view.groups, groups)
         used |= {stored[name] for name in further}  # unlike all that goes back out
@@ -171,7 +176,7 @@ def plan_in(
             *family.names.head_note(official, variant),
             *([view.low_bits.note] if view is not None and view.low_bits.note else []),
             *family.names.notes(variant),
-            *_notes_on(further, kept),
+            *_notes_on(further, kept, config),
             *([VALUE_HEAD_NOTE] if values else []),
         ],
     )
@@ -244,7 +249,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         files={} if origin is None else _files_of(origin, official),
         read_plain=None if getattr(config, "linear_bits", None) is None else AWQ.read_plain,
         not_runnable=family.oracle.not_runnable(family.name, config),
-        notes=[*family.names.notes_on_writing(config), *_further_layers(family, names, layout, unused)],
+        notes=[*family.names.notes_on_writing(config), *_further_layers(family, names, layout, unused, config)],
     )
 
 
@@ -258,17 +263,22 @@ def _tied_pairs(tied: Mapping[str, str], groups: Iterable[Group]) -> list[tuple[
     return [(made[name], made[source]) for name, source in tied.items() if name in made and source in made]
 
 
-def _further_layers(family: Family, spellings: Spellings, layout: RuleTable, unused: list[Group]) -> list[str]:
+def _further_layers(
+    family: Family, spellings: Spellings, layout: RuleTable, unused: list[Group], config: PretrainedConfig
+) -> list[str]:
     """A note on layers after the model's last one, whether they are written or missing."""
     found = layout.further_layers(spellings.to_class(target.name) for group in unused for target in group.targets)
-    if found or not layout.has_further_layers:
-        return _notes_on(found, "written as they came")
+    if found or not layout.has_further_layers or getattr(config, FURTHER_LAYERS, False):
+        return _notes_on(found, "written as they came", config)
     return [f"layers that predict further tokens, which checkpoints of {family.name} may have, are not written"]
 
 
-def _notes_on(names: Sequence[str], what: str) -> list[str]:
+def _notes_on(names: Sequence[str], what: str, config: PretrainedConfig) -> list[str]:
     if not names:
         return []
+    if getattr(config, FURTHER_LAYERS, 0):
+        first = f"({shown(names[0])} is the first)"
+        return [f"{len(names)} more tensors of layers that predict further tokens {first}, such as copies, are {what}"]
     return [
         f"layers that predict further tokens are not part of the model; their {len(names)} tensors "
         f"({shown(names[0])} is the first) are {what}"

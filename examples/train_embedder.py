@@ -1,102 +1,109 @@
-"""A decoder becomes an embedder: made bidirectional, trained on pairs, measured before and after.
+"""An embedder learns to find code by what it does: measured before and after, on modules that it has not seen.
 
-    pip install sentence-transformers
-    python examples/train_embedder.py --output embedder            # a small decoder, trained here first
+    pip install '.[demo]'
+    python examples/train_embedder.py --output embedder            # starts from a trained encoder of 6 layers
     python examples/train_embedder.py --output embedder --lora     # adapters, merged at the end (pip install peft)
-    python examples/train_embedder.py --output embedder --model Qwen/Qwen3-0.6B --lora --steps 100
+    python examples/train_embedder.py --output embedder --lora --decoder HuggingFaceTB/SmolLM2-135M-Instruct --batch 8
 
-The pairs are docstrings of the standard library: the first sentence is the question, the rest is the text to find. No
-module is both trained on and held out. The result is a model of sentence-transformers and a self-contained repo.
+The pairs are functions of the standard library: the first sentence of a docstring is the question, and the code without
+the docstring and without the function's name is the text to find. No module is both trained on and held out. The result
+is a model of sentence-transformers and a self-contained repo.
 """
 
 import argparse
+import ast
 import importlib.util
 import random
+import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.nn.functional import cross_entropy, normalize
 from tqdm import tqdm
 from transformers import set_seed
 
 import blockformer
 from blockformer.conversion.for_search import convert_for_search
-from blockformer.data.corpus import encode, gather, train_tokenizer
-from blockformer.demo.search import docstrings
+from blockformer.data.corpus import gather
+from blockformer.demo.search import EncoderMissing, encoder_folder
 
-SIZES = {"hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 48}
-VOCABULARY, LENGTH, ROWS = 2048, 128, 16
-PAIRS, TEMPERATURE = 64, 0.05
+TEMPERATURE = 0.05
+TRAINED_LENGTH, LENGTH = 64, 128
 PROMPT = "Find: "
 TOO_LITTLE = "no better than before: train for more steps"
 
 
-def pairs(limit: int | None = None) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(question, text) pairs to train on and held out, each question once."""
-    found: dict[str, tuple[str, str, str]] = {}
-    for entry in docstrings():
-        question, _, text = entry.text.partition("\n\n")
-        question, text = " ".join(question.split()), " ".join(text.split())
-        if len(question) >= 20 and len(text) >= 60:
-            found.setdefault(question, (entry.file, question, text))
-    files = sorted({file for file, _, _ in found.values()})
+def functions(text: str) -> Iterator[tuple[str, str]]:
+    """(question, code) of each function with a docstring and more than one line of code, in one file's text."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not (said := ast.get_docstring(node)):
+            continue
+        question = " ".join(re.split(r"\.\s|\n\n", said)[0].split())
+        node.body = node.body[1:]
+        if len(question.split()) > 3 and node.body:
+            code = re.sub(rf"\b{node.name}\b", "f", ast.unparse(node))
+            if code.count("\n") > 1:
+                yield question, code
+
+
+def pairs(limit: int | None = None, held_out: int | None = None) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Pairs to train on, module by module, and a sample of those held out; each question and each code once."""
+    corpus = gather()
+    files = sorted(corpus.train + corpus.held_out, key=lambda file: file.name)
     random.Random(0).shuffle(files)  # nosec B311 # the same for everyone
-    held = {*files[: len(files) // 4]}
     sides: tuple[list, list] = ([], [])
-    for file, question, text in found.values():
-        sides[file in held].append((question, text))
-    return sides[0][:limit], sides[1][:limit]
+    seen: set[str] = set()
+    for number, file in enumerate(files):
+        for pair in functions(file.text):
+            if seen.isdisjoint(pair):
+                sides[number % 4 == 0].append(pair)
+                seen.update(pair)
+    random.Random(0).shuffle(sides[1])  # nosec B311
+    return sides[0][:limit], sides[1][:held_out]
 
 
-def small_decoder(folder: Path, steps: int, num_bytes: int) -> None:
-    """A language model of the standard library's sources, as a repo."""
-    corpus = gather(max_bytes=num_bytes)
-    tokenizer = train_tokenizer((file.text for file in corpus.train), VOCABULARY, LENGTH)
-    ids = encode(corpus.train, tokenizer)
-    tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    config = blockformer.preset("qwen3", **SIZES, **tokens, vocab_size=len(tokenizer), tie_word_embeddings=True)
-    model = blockformer.BlockformerDecoderForCausalLM(config).train()
-    optimizer = blockformer.adamw(model, 2e-3, 0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in tqdm(range(steps), "a small decoder", unit="step", leave=False):
-        rows = ids[torch.randint(len(ids) - LENGTH, (ROWS,))[:, None] + torch.arange(LENGTH)]
-        model(input_ids=rows, labels=rows).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    blockformer.export_model(model.eval(), folder, tokenizer)
+def contrast(encoder, data: list[tuple[str, str]], steps: int, size: int, learning_rate: float) -> None:
+    """Each question is to be nearer to its own text than to the others of the batch (van den Oord et al., 2018).
 
+    Half of a batch are neighbours in the data, mostly of one module: texts that are hard to tell apart. Texts are cut
+    to half the length that they have in a search, for speed.
 
-def contrast(encoder, data: list[tuple[str, str]], steps: int, learning_rate: float) -> None:
-    """Each question is to be nearer to its own text than to the others of the batch (van den Oord et al., 2018)."""
+    Args:
+        size: pairs in a batch.
+    """
     weights = [weight for weight in encoder.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, learning_rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    encoder.train()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, steps)
+    encoder.train().max_seq_length = TRAINED_LENGTH
     for _ in tqdm(range(steps), "contrasting", unit="step", leave=False):
-        batch = random.sample(data, min(PAIRS, len(data)))  # nosec B311 # a batch
-        questions, texts = zip(*batch, strict=True)
-        asked = encoder(encoder.preprocess(list(questions), prompt=PROMPT))["sentence_embedding"]  # [B, C]
-        given = encoder(encoder.preprocess(list(texts)))["sentence_embedding"]
-        scores = asked @ given.T / TEMPERATURE  # [B, B]
+        start = random.randrange(len(data))  # nosec B311 # a batch
+        batch = dict.fromkeys(data[start : start + size // 2] + random.sample(data, min(size // 2, len(data))))  # nosec B311
+        questions, texts = map(list, zip(*batch, strict=True))
+        asked = encoder(encoder.preprocess(questions, prompt=encoder.prompts.get("query")))["sentence_embedding"]
+        given = encoder(encoder.preprocess(texts))["sentence_embedding"]  # [B, C]
+        scores = normalize(asked) @ normalize(given).T / TEMPERATURE  # [B, B]
         own = torch.arange(len(scores))
-        torch.nn.functional.cross_entropy(scores, own).backward()
+        (cross_entropy(scores, own) + cross_entropy(scores.T, own)).backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-    encoder.eval()
+    encoder.eval().max_seq_length = LENGTH
 
 
 def recall(scores: torch.Tensor) -> list[float]:
-    """How often the own text is the first, and among the first ten, of scores [questions, texts]."""
+    """How often the own text is the first, and among the first ten, of scores [questions, texts].
+
+    Of texts with an equal score, half come before it.
+    """
     own = scores.diagonal()[:, None]
-    ranks = (scores > own).sum(1)
+    ranks = (scores > own).sum(1) + ((scores == own).sum(1) - 1) / 2
     return [(ranks < count).float().mean().item() for count in (1, 10)]
 
 
@@ -104,34 +111,44 @@ def by_model(encoder, data: list[tuple[str, str]]) -> torch.Tensor:
     """Scores of questions and texts by an embedder."""
     questions, texts = map(list, zip(*data, strict=True))
     asked = encoder.encode_query(questions, convert_to_tensor=True)
-    return asked @ encoder.encode_document(texts, convert_to_tensor=True).T
+    return normalize(asked) @ normalize(encoder.encode_document(texts, convert_to_tensor=True)).T
 
 
-def by_words(data: list[tuple[str, str]]) -> torch.Tensor:
-    """Scores by common words, rare ones counting more (TF-IDF): what a model must beat to be worth its time."""
-    sides = [[text.lower().split() for text in side] for side in zip(*data, strict=True)]
-    words = sorted({word for side in sides for text in side for word in text})
-    places = {word: place for place, word in enumerate(words)}
-    counts = [torch.zeros(len(data), len(places)) for _ in sides]
-    for side, count in zip(sides, counts, strict=True):
-        for row, text in enumerate(side):
-            for word in text:
-                count[row, places[word]] += 1
-    weight = torch.log(len(data) / (1 + (counts[1] > 0).sum(0)))
-    asked, given = (torch.nn.functional.normalize(torch.log1p(count) * weight, dim=-1) for count in counts)
-    return asked @ given.T
+def by_words(data: list[tuple[str, str]], k: float = 1.5, b: float = 0.75) -> dict[str, torch.Tensor]:
+    """Scores by common words and parts of names, rare ones counting more: what a model must beat.
+
+    Args:
+        k: of BM25 (Robertson and Zaragoza, 2009): how much a word counts that occurs often in one text.
+        b: of BM25: how much long texts are held back.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer  # sentence-transformers needs it
+
+    questions, texts = ([re.sub("(?<=[a-z])(?=[A-Z])", " ", text) for text in side] for side in zip(*data, strict=True))
+    counter = CountVectorizer(token_pattern="[a-z]+")
+    given, asked = counter.fit_transform(texts), counter.transform(questions)
+    weights = TfidfTransformer(sublinear_tf=True).fit(given)
+    cosines = weights.transform(asked) @ weights.transform(given).T
+    times, having = torch.tensor(given.toarray()).double(), torch.tensor(given.getnnz(0))
+    length = times.sum(1, keepdim=True)
+    rarity = torch.log(1 + (len(data) - having + 0.5) / (having + 0.5))
+    saturated = times * (k + 1) / (times + k * (1 - b + b * length / length.mean()))
+    found = torch.tensor(asked.toarray()).double() @ (rarity * saturated).T
+    return {"common words (TF-IDF)": torch.tensor(cosines.toarray()), "common words (BM25)": found}
 
 
 def main(command_line=None) -> None:
-    """Make a decoder or take one, convert, measure, train, measure, save, reload."""
+    """Take a model, convert, measure, train, measure, save, reload."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--model", help="a decoder, a folder or Hub id (default: a small one, trained here)")
-    parser.add_argument("--pretrain", type=int, default=400, help="steps for the small decoder (default: 400)")
-    parser.add_argument("--steps", type=int, default=200, help=f"steps of {PAIRS} pairs (default: 200)")
+    parser.add_argument("--decoder", help="a folder or Hub id, made into an embedder (default: a trained encoder)")
+    parser.add_argument("--steps", type=int, default=30, help="steps (default: 30)")
+    parser.add_argument("--batch", type=int, default=32, help="pairs in a step (default: 32)")
     parser.add_argument("--lora", action="store_true", help="train adapters, and merge them")
-    parser.add_argument("--limit", type=int, help="at most this many pairs of each kind, for a quick look")
-    parser.add_argument("--bytes", type=int, default=8_000_000, help="bytes of text for the small decoder")
+    parser.add_argument("--limit", type=int, help="at most this many pairs to train on, for a quick look")
+    parser.add_argument(
+        "--held-out", type=int, default=500, help="at most this many pairs to measure on (default: 500)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the batches and the adapters (default: 0)")
     arguments = parser.parse_args(command_line)
     for package in ("sentence_transformers", *(["peft"] if arguments.lora else [])):
         if importlib.util.find_spec(package) is None:
@@ -139,18 +156,24 @@ def main(command_line=None) -> None:
             sys.exit(f"{name} is not installed: pip install {name}")
     from sentence_transformers import SentenceTransformer
 
+    if arguments.batch < 4:
+        sys.exit("--batch must be at least 4: a question is compared with the other texts of its batch")
     if arguments.output.exists():
         sys.exit(f"{arguments.output} exists: name another folder, or remove it")
     console, start = Console(), time.perf_counter()
-    set_seed(0)
-    seen, held_out = pairs(arguments.limit)
+    set_seed(arguments.seed)
+    seen, held_out = pairs(arguments.limit, arguments.held_out)
     console.print(f"{len(seen):,} pairs to train on, {len(held_out):,} held out")
     with tempfile.TemporaryDirectory() as temporary:
-        source = arguments.model or str(Path(temporary) / "decoder")
-        if arguments.model is None:
-            small_decoder(Path(source), arguments.pretrain, arguments.bytes)
-        made = Path(temporary) / "embedder"
-        report = convert_for_search(source, made, use="embedder", bidirectional=True, prompts={"query": PROMPT})
+        made, saved = Path(temporary) / "embedder", Path(temporary) / "saved"
+        try:
+            if arguments.decoder is None:
+                report = blockformer.convert(encoder_folder(), made)
+            else:
+                options = {"use": "embedder", "bidirectional": True, "prompts": {"query": PROMPT}}
+                report = convert_for_search(arguments.decoder, made, **options)
+        except EncoderMissing as error:
+            sys.exit(str(error))
         console.print(report.not_verified or f"converted: {report.parity}")
         encoder = SentenceTransformer(str(made), trust_remote_code=True, model_kwargs={"dtype": torch.float32})
         encoder.max_seq_length = LENGTH
@@ -161,18 +184,18 @@ def main(command_line=None) -> None:
             table.add_row(name, *(f"{share:.1%}" for share in found))
             return found[1]
 
-        add("common words (TF-IDF)", by_words(held_out))
+        for name, scores in by_words(held_out).items():
+            add(name, scores)
         before = add("as converted", by_model(encoder, held_out))
         if arguments.lora:
             from peft import LoraConfig, get_peft_model
 
             config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
             encoder[0].model = get_peft_model(encoder[0].model, config)
-        contrast(encoder, seen, arguments.steps, 2e-3 if arguments.lora else 5e-4)
+        contrast(encoder, seen, arguments.steps, arguments.batch, 1e-3 if arguments.lora else 1e-4)
         if arguments.lora:
             encoder[0].model = encoder[0].model.merge_and_unload()
         after = add("trained", by_model(encoder, held_out))
-        saved = Path(temporary) / "saved"
         encoder.save_pretrained(str(saved), create_model_card=False)
         blockformer.conversion.export_folder(saved, arguments.output)
     again = SentenceTransformer(str(arguments.output), trust_remote_code=True)

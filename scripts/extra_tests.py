@@ -70,9 +70,9 @@ EXTRAS = {
     "own-code": Extra(
         (
             *("--no-deps", "litgpt", "lightning", "lightning-utilities", "torchmetrics", "jsonargparse"),
-            *("x-transformers", "einops", "einx", "loguru", "torch-einops-utils"),
+            *("x-transformers", "einops", "einx", "frozendict", "loguru", "tiktoken", "regex", "torch-einops-utils"),
         ),
-        ("tests/doctor/test_litgpt.py", "tests/doctor/test_x_transformers.py"),
+        ("tests/doctor/test_litgpt.py", "tests/doctor/test_x_transformers.py", "tests/doctor/test_own_tokenizers.py"),
     ),
     "torchtune": Extra(
         (
@@ -84,6 +84,7 @@ EXTRAS = {
         pinned=False,
     ),
     "trl": Extra(("trl==1.16.0",), ("tests/test_hub.py::test_what_trl_saves_keeps_its_code_and_base",)),
+    "openai": Extra(("--no-deps", "openai", "jiter", "sniffio"), ("tests/test_embedding_server.py",)),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),
 }
 

@@ -1,5 +1,5 @@
-"""Write the tables of docs/families.md and its Chinese twin, each preset as its fields that differ from the defaults,
-and the number of families in the READMEs.
+"""Write the tables of docs/supported.md and its Chinese twin, each preset as its fields that differ from the defaults
+and published sizes; and the number of families in the READMEs.
 
 Usage: python scripts/family_table.py
 """
@@ -32,7 +32,9 @@ READMES = {
 }
 """README -> its sentence with the number of the families, between two comments."""
 MARKED = re.compile(r"(<!-- families -->\n).*?(<!-- end of families -->)", re.S)
-PAGES = ("families.md", "zh/families.md")
+PAGES = ("supported.md", "zh/supported.md")
+SETTINGS = re.compile(r"(?<=<!-- settings -->\n).*(?=<!-- end of settings -->)", re.S)
+"""The part of a page that holds the tables of presets."""
 TABLE = re.compile(r"(^\|.*\n)(?:^\|.*\n)+", re.M)
 """A table, and its header by itself."""
 
@@ -85,12 +87,12 @@ def published() -> list[list[str]]:
 
 
 def written(text: str) -> str:
-    """A page with its tables as the code has them, three of families and one of sizes; their headers stay."""
+    """A page with its settings as the code has them, three tables of families and one of sizes; their headers stay."""
     tables = []
     for cells in (*map(rows, TOPOLOGIES), published()):
         lines = [["---"] * len(cells[0]), *cells]
         tables.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
-    return TABLE.sub(lambda found: found[1] + tables.pop(0), text)
+    return SETTINGS.sub(lambda part: TABLE.sub(lambda found: found[1] + tables.pop(0), part[0]), text)
 
 
 def with_sentence(text: str, sentence: str) -> str:

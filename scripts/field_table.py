@@ -20,8 +20,8 @@ HEAD = """# Every field of a config
 
 Written by `python scripts/field_table.py` from the fields' own declarations, which are the docstrings of the config
 classes too. "Set by" names presets with another value than the default, at most four, and how many more. A field that
-is not in every topology says in which. How fields make up a family: [families as settings](families.md). What a model
-computes by them: [from the figure to the code](from-figure-to-code.md).
+is not in every topology says which have it. [Families as settings](supported.md#families-as-settings) shows how fields
+make up a family, and [from the figure to the code](from-figure-to-code.md) what a model computes by them.
 """
 MOST = 4
 

@@ -45,10 +45,11 @@ _EXTRAS = {
     "peers": r"(gguf|llama_cpp) is not installed",
     "sign": r"could not import 'model_signing'",
     "trained": r"could not find the package '\w+', which carries a trained checkpoint",
-    "own-code": r"could not import '(litgpt\.model|x_transformers)'",
+    "own-code": r"could not import '(litgpt\.model|x_transformers|tiktoken)'",
     "torchtune": r"could not import 'torchtune'",
     "trl": r"could not import 'trl'",
     "deepspeed": r"DeepSpeed itself is not installed",
+    "openai": r"could not import 'openai'",
 }
 
 # What an older transformers or torch lacks.

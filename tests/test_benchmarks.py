@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pairs import assert_close
 from rich.console import Console
 
 from blockformer.engine import accelerator
@@ -27,7 +28,7 @@ WRITTEN = {
     ("decoder",): {"decode", "prefill"},
     ("small",): {"decode"},
     ("gpt2",): {"decode"},
-    ("gemma", "experts", "hybrid"): {"decode", "prefill"},
+    ("gemma", "experts", "hybrid"): {"decode", "decode, compiled", "prefill"},
     ("compiled",): {f"{work}, compiled" for work in ("decode", "greedy", "beam 4")},
     ("both-compiled",): {f"{work}, compiled" for work in ("decode", "greedy", "beam 4")},
     ("prompts",): {"prompt", "prompt, 4 bits"},
@@ -175,6 +176,24 @@ def test_neighbours_are_shared_or_not(benchmark):
     assert same_neighbours(vectors, vectors, 2) == 1
     assert same_neighbours(vectors[[0, 3, 1, 4, 2, 5]], vectors, 2) == pytest.approx(1 / 3)
     assert same_neighbours(vectors, vectors, 10) == 1  # all others, where there are fewer
+
+
+def test_layers_in_8_bits_are_rounded_by_token_and_channel(benchmark):
+    own = benchmark("own_int8")
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 48)
+    states = torch.randn(3, 5, 64) * torch.tensor([1.0, 100.0, 0.01])[:, None, None]
+    assert own.rounded(states)[0].abs().amax(-1).eq(127).all()
+    with torch.no_grad():
+        exact = own.Rounded(layer, own.by_none)(states)
+        assert_close(own.Rounded(layer, own.by_int_mm)(states), exact)
+        error = (exact - layer(states)).abs().amax(-1) / states.abs().amax(-1)
+    assert 1e-4 < error.max() < 2e-2
+    parts = {name: torch.nn.Linear(4, 4) for name in ("q_proj", "up_proj")}
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.ModuleDict(parts)]), "q_proj": layer})
+    low = own.in_8_bits(model, ("q_proj",), own.by_none)
+    assert [name for name, each in low.named_modules() if isinstance(each, own.Rounded)] == ["layers.0.q_proj"]
+    assert not any(isinstance(each, own.Rounded) for each in model.modules())
 
 
 def test_weights_rounded_for_llama_cpp_are_rounded_to_themselves_by_it(benchmark):

@@ -31,15 +31,16 @@ DECODERS = [name for name, (config_class, _) in blockformer.PRESETS.items() if c
 # Whatever a model of these presets has that those of Llama and GPT-2 do not, is in the ordinary suite.
 SPECIAL = (
     *("gemma2", "gemma3_text", "olmo", "olmo2", "granite", "cohere2", "smollm3", "nemotron", "stablelm", "falcon"),
-    *("bloom", "phi", "exaone4", "qwen3_5_text", "olmo_hybrid", "lfm2"),
+    *("bloom", "phi", "exaone4", "qwen3_5_text", "olmo_hybrid", "lfm2", "nemotron_h"),
 )
 CALM = {"gpt_neo": 0.3, "glm4_moe_lite": 0.3}
 CALM |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe"), 0.1)
+CALM |= dict.fromkeys(("bamba", "granitemoehybrid", "nemotron_h"), 0.1)
 """Presets in which larger weights make 1e-5 of the logits out of rounding, and the deviation that they have.
 
 Scores without a scale, latent experts, states.
 """
-WITH_STATE = {"linear_attention", "conv"}
+WITH_STATE = {"linear_attention", "conv", "state_space"}
 CASES = [pytest.param(name, marks=[] if name in SPECIAL else pytest.mark.exhaustive) for name in DECODERS]
 
 
@@ -193,6 +194,9 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
         ({"rope_layers": [True]}, "rope_layers must list a bool for each layer"),
         ({"rope_layers": [1, 0]}, "rope_layers must list a bool for each layer"),
         ({"rope_layers": [True, False], "position_type": "none"}, "rope_layers must list a bool for each layer"),
+        ({"query_growth": 0.1}, "query_growth needs original_max_position_embeddings: add it"),
+        ({"query_growth": 0.1, "position_type": "learned"}, "query_growth is set but position_type is 'learned'"),
+        ({"query_growth": -1}, "query_growth must be a positive number"),
         ({"qk_norm": "heads"}, "qk_norm must be one of true, false, per_head, projection, rotated"),
         ({"clip_qkv": -1.0}, "clip_qkv must be a positive number"),
         ({"residual_multiplier": 0}, "residual_multiplier must be a positive number"),

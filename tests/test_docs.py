@@ -29,10 +29,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "blockformer"
 MODEL = PACKAGE / "model"
 PAGE, PAGE_ZH = ROOT / "docs" / "from-figure-to-code.md", ROOT / "docs" / "zh" / "from-figure-to-code.md"
+FIGURE = [PAGE, PAGE.parent / "figure-layers.md", PAGE.parent / "figure-models.md"]
+"""The parts of the page on the figure."""
+FIGURE_ZH = [PAGE_ZH.parent / path.name for path in FIGURE]
 PAIRS = {
-    "page": (PAGE, PAGE_ZH),
+    **{path.stem: (path, other) for path, other in zip(FIGURE, FIGURE_ZH, strict=True)},
     "articles": (PAGE.parent / "articles.md", PAGE_ZH.parent / "articles.md"),
-    "families": (PAGE.parent / "families.md", PAGE_ZH.parent / "families.md"),
     "add-a-family": (PAGE.parent / "add-a-family.md", PAGE_ZH.parent / "add-a-family.md"),
     "gpu": (PAGE.parent / "gpu.md", PAGE_ZH.parent / "gpu.md"),
     "training": (PAGE.parent / "training.md", PAGE_ZH.parent / "training.md"),
@@ -41,6 +43,7 @@ PAIRS = {
     "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
     "measurements": (PAGE.parent / "measurements.md", PAGE_ZH.parent / "measurements.md"),
     "lab": (PAGE.parent / "lab.md", PAGE_ZH.parent / "lab.md"),
+    "lab-layers": (PAGE.parent / "lab-layers.md", PAGE_ZH.parent / "lab-layers.md"),
     "make-it-faster": (PAGE.parent / "make-it-faster.md", PAGE_ZH.parent / "make-it-faster.md"),
     "how-it-works": (PAGE.parent / "how-it-works.md", PAGE_ZH.parent / "how-it-works.md"),
     "reshaping": (PAGE.parent / "reshaping.md", PAGE_ZH.parent / "reshaping.md"),
@@ -62,6 +65,8 @@ PAIRS = {
     "retrieval": (PAGE.parent / "retrieval.md", PAGE_ZH.parent / "retrieval.md"),
     "embedding-server": (PAGE.parent / "embedding-server.md", PAGE_ZH.parent / "embedding-server.md"),
     "own-block": (PAGE.parent / "own-block.md", PAGE_ZH.parent / "own-block.md"),
+    "reliability": (PAGE.parent / "reliability.md", PAGE_ZH.parent / "reliability.md"),
+    "research-path": (PAGE.parent / "research-path.md", PAGE_ZH.parent / "research-path.md"),
     "trust": (PAGE.parent / "trust.md", PAGE_ZH.parent / "trust.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
@@ -162,7 +167,7 @@ def names_of(path):
     return frozenset(names)
 
 
-@pytest.mark.parametrize("name", sorted(family_table.PAGES))
+@pytest.mark.parametrize("name", sorted(family_table.SUPPORTED))
 def test_the_table_of_presets_is_what_the_code_says(name):
     """`python scripts/family_table.py` writes it."""
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
@@ -197,22 +202,24 @@ def test_links_of_every_page_lead_somewhere():
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.parametrize("page", [PAGE, PAGE_ZH, *PAIRS["articles"]], ids=["en", "zh", "articles", "articles zh"])
+@pytest.mark.parametrize(
+    "page", [*FIGURE, *FIGURE_ZH, *PAIRS["articles"]], ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_every_named_place_exists(page):
     places = PLACE.findall(page.read_text(encoding="utf-8"))
-    assert len(places) > 40
+    assert len(places) > 15
     for file, name, target in places:
         there = (page.parent / target).resolve()
         assert there in (PACKAGE / file, MODEL / file, PACKAGE / "engine" / file), f"{file} · {name} links to {target}"
         assert name in names_of(there), f"{file} has no {name}"
 
 
-@pytest.mark.parametrize("page", [PAGE, PAGE_ZH, *PAIRS["articles"]], ids=["en", "zh", "articles", "articles zh"])
-def test_every_field_in_the_tables_is_a_field(page):
+@pytest.mark.parametrize("pages", [FIGURE, FIGURE_ZH, PAIRS["articles"]], ids=["en", "zh", "articles"])
+def test_every_field_in_the_tables_is_a_field(pages):
     classes = (blockformer.BlockformerDecoderConfig, blockformer.BlockformerEncoderDecoderConfig)
     fields = set().union(*({field.name for field in dataclasses.fields(config_class)} for config_class in classes))
     found = set()
-    for header, *rows in tables(page):
+    for header, *rows in (table for page in pages for table in tables(page)):
         for index, title in enumerate(header):
             if any(word in title for word in ("field", "字段")):
                 for row in rows:
@@ -221,9 +228,9 @@ def test_every_field_in_the_tables_is_a_field(page):
     assert found <= fields, f"no fields: {sorted(found - fields)}"
 
 
-def undocumented(config_class, page):
-    """The axes of a config class that a page does not name."""
-    named = set(re.findall(r"`(\w+)`", page.read_text(encoding="utf-8")))
+def undocumented(config_class, pages):
+    """The axes of a config class that pages do not name."""
+    named = {name for page in pages for name in re.findall(r"`(\w+)`", page.read_text(encoding="utf-8"))}
     return [name for name in axes(config_class) if name not in named]
 
 
@@ -234,11 +241,11 @@ class WithOneMore(blockformer.BlockformerDecoderConfig):
     made_up_axis: str = axis("plain", ("plain", "fancy"), "norm", "nothing at all")
 
 
-@pytest.mark.parametrize("page", [PAGE, PAGE_ZH], ids=["en", "zh"])
-def test_every_axis_is_named_on_the_page_and_a_new_one_is_missed(page):
-    assert undocumented(blockformer.BlockformerDecoderConfig, page) == []
-    assert undocumented(blockformer.BlockformerEncoderDecoderConfig, page) == []
-    assert undocumented(WithOneMore, page) == ["made_up_axis"]
+@pytest.mark.parametrize("pages", [FIGURE, FIGURE_ZH], ids=["en", "zh"])
+def test_every_axis_is_named_on_the_pages_and_a_new_one_is_missed(pages):
+    assert undocumented(blockformer.BlockformerDecoderConfig, pages) == []
+    assert undocumented(blockformer.BlockformerEncoderDecoderConfig, pages) == []
+    assert undocumented(WithOneMore, pages) == ["made_up_axis"]
 
 
 # The table of section 13: a family's column is its preset.
@@ -288,7 +295,7 @@ def as_markdown(rows):
     return re.sub(r"  +", " ", "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]))
 
 
-@pytest.mark.parametrize(("page", "language"), [(PAGE, "en"), (PAGE_ZH, "zh")], ids=["en", "zh"])
+@pytest.mark.parametrize(("page", "language"), [(FIGURE[2], "en"), (FIGURE_ZH[2], "zh")], ids=["en", "zh"])
 def test_the_table_of_families_is_that_of_the_presets(page, language):
     expected = axis_table(language)
     found = [table for table in tables(page) if table[0] == expected[0]]
@@ -321,7 +328,8 @@ def test_the_readme_is_short_and_its_commands_are_there(name):
 
 @pytest.mark.parametrize("page", PAIRS["troubleshooting"], ids=["en", "zh"])
 def test_each_error_that_is_explained_is_one_of_the_code_s(page):
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py")]
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "conversion").rglob("*.py")]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in files]
     strings = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     said = "\n".join(each for each in strings if isinstance(each, str))
     errors = [row[0].strip("`") for table in tables(page) for row in table[1:] if row[0].startswith("`")]
@@ -353,7 +361,7 @@ def on_meta(config):
         return getattr(blockformer, architecture_of(config))(config)
 
 
-@pytest.mark.parametrize("page", [PAGE, PAGE_ZH], ids=["en", "zh"])
+@pytest.mark.parametrize("page", [FIGURE[2], FIGURE_ZH[2]], ids=["en", "zh"])
 def test_parameters_are_counted_right(page):
     table = next(table for table in tables(page) if any(row[0] == "`transformer-base`" for row in table))
     names = [row[0].strip("`") for row in table[1:] if row[0].startswith("`")]
@@ -382,8 +390,8 @@ def test_shares_and_sizes_in_the_text():
     assert round(100 * count(cross) / base.num_parameters()) == 10
     assert round(100 * count(cross) / count(layers)) == 14
     assert round(100 * count(cross) / count(base.model.decoder.layers)) == 25
-    for page in (PAGE, PAGE_ZH):
-        text = " ".join(page.read_text(encoding="utf-8").split())
+    for pages in (FIGURE, FIGURE_ZH):
+        text = " ".join(word for page in pages for word in page.read_text(encoding="utf-8").split())
         assert "10%" in text
         assert "14%" in text
         assert f"{2 * 40 * 8 * 128:,}" in text
@@ -433,9 +441,17 @@ def test_pictures_are_up_to_date(name):
     assert path.read_bytes() == drawn.encode(), "run python scripts/draw_pictures.py"
 
 
+def test_the_badges_say_what_pyproject_says():
+    """`python scripts/badges.py` draws them."""
+    for path, text in script("badges").drawn().items():
+        assert path.read_text(encoding="utf-8") == text
+        for page in PAIRS["readme"]:
+            assert f"({path.relative_to(ROOT)})" in page.read_text(encoding="utf-8")
+
+
 def test_every_picture_is_shown_and_names_what_exists():
-    pages = PAGE.read_text(encoding="utf-8") + PAIRS["see-inside"][0].read_text(encoding="utf-8")
-    shown = set(re.findall(r"\(pictures/([\w-]+)\.svg\)", pages))
+    pages = [path.read_text(encoding="utf-8") for path in (*FIGURE, PAIRS["see-inside"][0])]
+    shown = set(re.findall(r"\(pictures/([\w-]+)\.svg\)", "".join(pages)))
     assert set(PICTURES) <= shown
     defined = frozenset().union(*(names_of(path) for path in MODEL.glob("*.py")))
     named = set()
@@ -473,6 +489,23 @@ def test_the_table_and_the_picture_of_the_ideas_are_what_their_rows_say(tmp_path
     trained = {each for row in rows for each in (row["config"]["blocks"] or {}).items()}
     files = sorted((ROOT / "examples" / "blocks").glob("*.py"))
     assert trained == {(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files}
+
+
+def test_the_table_and_the_pictures_of_the_layers_are_what_their_rows_say(tmp_path):
+    """`blockformer lab examples/lab/layers.yaml --output docs/lab/layers --report` writes them."""
+    folder = ROOT / "docs" / "lab" / "layers"
+    (tmp_path / "rows.jsonl").write_bytes((folder / "rows.jsonl").read_bytes())
+    write_report(tmp_path, [], "layers")
+    for name in ("table.md", "curves.svg", "differences.svg"):
+        assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    table = tables(folder / "table.md")[0]
+    for page in PAIRS["lab-layers"]:
+        sizes, results = tables(page)
+        assert results[1:] == table[1:]
+        rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+        flops = {row["group"]: (row["config"]["intermediate_size"], int(row["flops_per_token"])) for row in rows}
+        for name, _, width, each, _ in sizes[1:]:
+            assert flops[name] == (int(width), int(each.replace(",", "")))
 
 
 SNIPPETS = [
@@ -521,7 +554,7 @@ def test_a_name_that_nothing_makes_is_found():
     assert undefined(["import torch\nx = 1", "def f(y):\n    return torch.add(x, y) + z"]) == {"z"}
 
 
-RUNNABLE = [snippet for snippet in SNIPPETS if snippet.values[0] == PAGE]
+RUNNABLE = [snippet for snippet in SNIPPETS if snippet.values[0] in FIGURE]
 
 
 @pytest.mark.parametrize(("path", "body"), RUNNABLE)

@@ -6,6 +6,7 @@ import json
 import threading
 from http.server import ThreadingHTTPServer
 
+import huggingface_hub
 import numpy as np
 import pytest
 from example_files import load
@@ -29,12 +30,18 @@ def served(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ask(served):
+def port(served):
     server = ThreadingHTTPServer(("127.0.0.1", 0), load("embedding_server").handler_of(served))
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
 
+
+@pytest.fixture(scope="module")
+def ask(port):
     def post(path, content, method="POST"):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         connection.request(method, path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -42,9 +49,7 @@ def ask(served):
         connection.close()
         return found
 
-    yield post
-    server.shutdown()
-    server.server_close()
+    return post
 
 
 def test_both_formats_give_the_vectors(served, ask):
@@ -87,6 +92,33 @@ def test_what_is_refused_says_why(ask, path, content, status, named):
     assert named in (error if path == "/embed" else error["message"])
     assert found == status
     assert path == "/embed" or error["type"] == "invalid_request_error"
+
+
+def test_openai_s_client_gets_the_vectors_and_the_reasons(served, port):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    assert [each.id for each in client.models.list()] == ["minilm"]
+    expected = served.encoder.encode(TEXTS)
+    for form in ({}, {"encoding_format": "float"}):  # by itself it asks for base64
+        answer = client.embeddings.create(model="minilm", input=TEXTS, **form)
+        np.testing.assert_allclose([each.embedding for each in answer.data], expected, atol=1e-5)
+    assert answer.usage.total_tokens == sum(map(len, served.encoder.tokenizer(TEXTS)["input_ids"]))
+    with pytest.raises(openai.APIStatusError, match="has 302 tokens, and the model reads 256: split it") as refused:
+        client.embeddings.create(model="minilm", input="word " * 300)
+    assert refused.value.status_code == 413
+
+
+def test_the_hub_s_client_asks_like_one_of_text_embeddings_inference(served, port, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    client = huggingface_hub.InferenceClient(f"http://127.0.0.1:{port}/embed")
+    expected = served.encoder.encode(TEXTS)
+    for count in (1, 3):
+        found = client.feature_extraction(TEXTS[0] if count == 1 else TEXTS)
+        np.testing.assert_allclose(found, expected[:count], atol=1e-5)
+    with pytest.raises(huggingface_hub.errors.HfHubHTTPError) as refused:
+        client.feature_extraction("word " * 300)
+    assert refused.value.response.status_code == 413
+    assert "text 0 has 302 tokens" in refused.value.response.json()["error"]
 
 
 def test_what_is_no_model_is_said_in_one_sentence(tmp_path):

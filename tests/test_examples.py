@@ -16,9 +16,9 @@ from example_files import EXAMPLES, load, load_forking
 from sizes import TINY
 
 import blockformer
-from blockformer.data.corpus import gather
+from blockformer.data.corpus import Corpus, SourceFile, gather, train_tokenizer
 from blockformer.demo import elsewhere
-from blockformer.demo.search import Docstring, EncoderMissing, docstrings, encoder_folder
+from blockformer.demo.search import EncoderMissing, docstrings, encoder_folder
 
 try:
     encoder_folder()
@@ -219,40 +219,97 @@ def test_elsewhere_the_package_is_out_of_reach():
         elsewhere.run_elsewhere("import blockformer.presets")
 
 
-def test_pairs_of_the_embedder_are_split_by_module(monkeypatch):
+FUNCTION = """
+class Held:
+    def gives_{name}(self, value):
+        '''Return what the module {name} makes of it. And more.'''
+        other = self.gives_{name}(value)
+        return {name}(other)
+
+    def undocumented(self):
+        return 1
+
+    def short(self):
+        '''Too little code to be found by.'''
+        return 2
+"""
+
+
+def test_pairs_of_the_embedder_are_split_by_module_and_hide_the_name(monkeypatch):
     example = load("train_embedder")
-    some = [
-        Docstring("f", f"What the function {number} of {file} gives.\n\n{'It gives something. ' * 5}{number}", file)
-        for file in "abcdefgh"
-        for number in range(3)
-    ]
-    monkeypatch.setattr(example, "docstrings", lambda: some + some)
-    sides = [{question.split()[-2] for question, _ in side} for side in example.pairs()]
-    assert sorted(map(len, sides)) == [2, 6]
-    assert not sides[0] & sides[1]
-    assert sum(map(len, example.pairs())) == len(some)
+    files = [SourceFile(f"{name}.py", FUNCTION.format(name=name) * 2) for name in "abcdefgh"]
+    monkeypatch.setattr(example, "gather", lambda: Corpus(tuple(files[:6]), tuple(files[6:])))
+    sides = example.pairs()
+    assert [len(side) for side in sides] == [6, 2]
+    assert not {*sides[0]} & {*sides[1]}
+    for question, code in sides[0] + sides[1]:
+        name = question.split()[-4]
+        assert question == f"Return what the module {name} makes of it"
+        assert code == f"def f(self, value):\n    other = self.f(value)\n    return {name}(other)"
+    assert [len(side) for side in example.pairs(3, 1)] == [3, 1]
+
+
+def test_recall_counts_ranks_and_half_of_the_ties():
+    example = load("train_embedder")
     assert example.recall(torch.eye(3)) == [1, 1]
     assert example.recall(-torch.eye(30)) == [0, 0]
+    assert example.recall(torch.zeros(10, 10)) == [0, 1]
+    assert example.recall(torch.zeros(40, 40)) == [0, 0]
+
+
+def test_a_batch_without_other_texts_is_refused(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    with pytest.raises(SystemExit, match="--batch must be at least 4"):
+        load("train_embedder").main(["--output", str(tmp_path / "made"), "--batch", "1"])
+
+
+def test_common_words_are_counted_in_names_too():
+    pytest.importorskip("sklearn")
+    data = [
+        ("close the open file", "def f(openFile):\n    openFile.shut()"),
+        ("add two numbers", "def f(numbers, file): ..."),
+    ]
+    scores = load("train_embedder").by_words(data)
+    for found in scores.values():
+        assert found.argmax(1).tolist() == [0, 1]
+        assert found[1, 0] == 0
+    # Of the first question only "file" is in the second text: one of its 4 words, where the texts have 7 and 4.
+    common, length = math.log(1 + 0.5 / 2.5), 4 / 5.5
+    found = scores["common words (BM25)"][0, 1].item()
+    assert found == pytest.approx(common * 2.5 / (1 + 1.5 * (0.25 + 0.75 * length)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--lora"]], ids=["all", "lora"])
+@pytest.mark.parametrize("more", [[], ["--lora"], ["--decoder", "decoder", "--lora"]], ids=["all", "lora", "decoder"])
 def test_an_embedder_is_made_trained_and_reloaded(tmp_path, capsys, monkeypatch, more):
     pytest.importorskip("sentence_transformers")
     monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
     example = load("train_embedder")
-    monkeypatch.setattr(example, "SIZES", {**example.SIZES, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8})
-    some = docstrings(Path(asyncio.__file__).parent)
-    monkeypatch.setattr(example, "docstrings", lambda: some)
-    sizes = ["--pretrain", "1", "--steps", "2", "--bytes", "300000", "--limit", "12"]
+    words = example.gather(Path(asyncio.__file__).parent)
+    monkeypatch.setattr(example, "gather", lambda: words)
+    if "--decoder" in more:
+        decoder_of_words(tmp_path / "decoder", words)
+    elif missing:
+        pytest.skip(missing)
+    sizes = ["--steps", "2", "--batch", "4", "--limit", "12", "--held-out", "12"]
     with contextlib.suppress(SystemExit):  # so few steps may teach too little
-        example.main(["--output", str(tmp_path / "made"), *sizes, *more])
+        example.main(["--output", "made", *sizes, *more])
     output = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
-    assert [row[0] for row in rows] == ["common words (TF-IDF)", "as converted", "trained"]
+    words = ["common words (TF-IDF)", "common words (BM25)"]
+    assert [row[0] for row in rows] == [*words, "as converted", "trained"]
     assert all(0 <= float(cell.removesuffix("%")) <= 100 for row in rows for cell in row[1:])
     assert "verified: yes" in output
     assert float(re.search(r"reloaded within (\S+)", output)[1]) < 1e-5
+
+
+def decoder_of_words(folder, corpus):
+    tokenizer = train_tokenizer((file.text for file in corpus.train), 300, 64)
+    tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = blockformer.preset("qwen3", **TINY, **tokens, tie_word_embeddings=True)
+    config.vocab_size = len(tokenizer)
+    blockformer.export_model(blockformer.BlockformerDecoderForCausalLM(config).eval(), folder, tokenizer)
 
 
 @pytest.mark.slow

@@ -1,13 +1,13 @@
 """Faults that belong to no single module, and those where a user would meet them: loading and the command line.
 
-`docs/reliability.md` says for every fault which test stands for it.
+`docs/guards.md` says for every fault which test stands for it.
 """
 
 import ast
 import json
 import os
 import pickle
-import re
+import runpy
 import shutil
 import time
 import tracemalloc
@@ -637,21 +637,23 @@ def test_every_config_and_preset_is_strict():
 
 
 def test_every_test_that_the_tables_name_exists():
-    """`short::test_name` by the page's own table of short names, each name a test function of its file."""
-    tests = Path(__file__).resolve().parent
-    text = (tests.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
-    files = {}
-    for shorts, paths in re.findall(r"^\| (`[^|:]+`) \| (`tests/[^|]+`) \|$", text, re.M):
-        names, folder = re.findall(r"`([^`]+)`", paths), Path(re.match(r"`(tests/(?:\w+/)?)", paths).group(1))
-        for short, name in zip(re.findall(r"`(\w+)`", shorts), names, strict=True):
-            files[short] = tests.parent / folder / Path(name).name
-    named = re.findall(r"`(\w+)::(\w+)`", text)
+    """`python scripts/guard_table.py` writes the table of their files."""
+    guard_table = runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "guard_table.py"))
+    text = guard_table["PAGE"].read_text(encoding="utf-8")
+    assert text == guard_table["written"](text), "run python scripts/guard_table.py"
+    named = set(guard_table["NAMED"].findall(text))
     assert len(named) > 120
-    assert {short for short, _ in named} <= set(files)
     defined = {
-        short: {node.name for node in ast.walk(ast.parse(path.read_text())) if hasattr(node, "name")}
-        for short, path in files.items()
+        name: {node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if hasattr(node, "name")}
+        for name, path in guard_table["test_files"](text).items()
     }
-    for short, name in sorted(set(named)):
-        assert name in defined[short], f"{files[short].name} has no {name}"
-        assert name.startswith("test_")
+    assert not [f"{name}::{test}" for name, test in sorted(named) if test not in defined[name]]
+
+
+def test_a_table_that_names_no_file_or_a_file_without_a_docstring_is_an_error(tmp_path):
+    guard_table = runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "guard_table.py"))
+    with pytest.raises(ValueError, match="`nowhere::` names 0 files"):
+        guard_table["written"]("| a fault | refused | `nowhere::test_refused` |")
+    (tmp_path / "test_silent.py").write_text("import os\n")
+    with pytest.raises(ValueError, match="has no docstring"):
+        guard_table["first_line"](tmp_path / "test_silent.py")

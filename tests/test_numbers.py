@@ -1,4 +1,4 @@
-"""Numbers that must agree, over random configs of every topology: the properties of `docs/reliability.md`, "Numbers".
+"""Numbers that must agree, over random configs of every topology: the properties of `docs/guards.md`, "Numbers".
 
 Each runs with few examples here and with many under the marker `exhaustive`.
 """

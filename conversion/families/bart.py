@@ -173,7 +173,10 @@ class BartNames(EncoderDecoderNames):
     logits_bias: bool = True
     table: Callable[[int, int], Tensor] | None = None
 
-    own_traits = EncoderDecoderNames.own_traits | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
+    @property
+    def own_traits(self):
+        """See `Names.own_traits`."""
+        return super().own_traits | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
 
     @property
     def computes_positions(self) -> bool:

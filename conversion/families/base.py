@@ -18,7 +18,9 @@ from .oracle import Oracle
 from .preset import Preset
 from .settings import Settings
 
-NOT_COMPUTED = frozenset(("blocks", "other_entries", "use_cache", "initializer_range", "classifier_dropout"))
+NOT_COMPUTED = frozenset(
+    ("blocks", "other_entries", "use_cache", "initializer_range", "classifier_dropout", "nextn_loss_weight")
+)
 """Our fields that need not come back: nothing that a trained model computes depends on them."""
 OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))
 """Our fields that need not come back where there is no language model head."""

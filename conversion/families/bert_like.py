@@ -119,7 +119,11 @@ class EncoderNames(Names[EncoderHead]):
 
     topology = "encoder"
     oracle = Oracle(not_runnable=not_runnable, position_shift=lambda config: config.position_offset)
-    own_traits = frozenset({"decoder", "relative", "untied", "pooler", "both biases", "second bias"})
+
+    @property
+    def own_traits(self):
+        """See `Names.own_traits`."""
+        return frozenset({"decoder", "relative", "untied", "pooler", "both biases", "second bias"})
 
     @property
     def inner(self) -> tuple[str, ...]:
@@ -158,6 +162,10 @@ class EncoderNames(Names[EncoderHead]):
         """See `Names.find_head`; a decoder has heads of its own, and a head's model may be named with its stack."""
         is_decoder = official.get("is_decoder", False) is True
         known = [head for head in self.heads if head.is_decoder == is_decoder]
+        if not known:
+            raise ConversionError(
+                f"config.json: is_decoder is true, and '{self.family}' is only converted as an encoder"
+            )
         named = self.named(official)
         chosen = [head for head in known if head.official in named]
         with_head = [head for head in chosen if not head.bare]
@@ -273,7 +281,8 @@ class EncoderNames(Names[EncoderHead]):
         ignored = ["embeddings.position_ids", "embeddings.token_type_ids", *self.ignored]
         rules = module_rules(self.stack)
         for theirs, ours in self.embeddings.items():
-            if theirs == "embeddings.position_embeddings" and "relative" in variant.traits:
+            is_idle = "relative" in variant.traits or config.position_type == "rotary"
+            if theirs == "embeddings.position_embeddings" and is_idle:
                 ignored.append(f"{theirs}.weight")
             else:
                 rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))

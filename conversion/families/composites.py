@@ -6,7 +6,7 @@ family has, under other names. A record says so; the text then has the settings 
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import transformers
@@ -29,10 +29,15 @@ class Composite:
     Attributes:
         name: the official classes without their endings `Config` and `ForConditionalGeneration`.
         families: `model_type` of the text's settings -> the family that has the same text model.
+        always: settings of that family that the text has without saying so.
+        last_axes: ending of a tensor's name -> the setting that its last axis is as long as. Files may have it last but
+            one instead, which the official class then exchanges with the last.
     """
 
     name: str
     families: Mapping[str, str]
+    always: Mapping[str, Any] = field(default_factory=dict)
+    last_axes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model_class_name(self) -> str:
@@ -42,11 +47,18 @@ class Composite:
 
 COMPOSITES = {
     "gemma3": Composite("Gemma3", {"gemma3_text": "gemma3_text"}),
-    "mistral3": Composite("Mistral3", {"mistral": "mistral"}),
+    "mistral3": Composite("Mistral3", {"mistral": "mistral", "ministral3": "ministral3"}),
     "qwen2_vl": Composite("Qwen2VL", {"qwen2_vl_text": "qwen2"}),
     "qwen2_5_vl": Composite("Qwen2_5_VL", {"qwen2_5_vl_text": "qwen2"}),
     "qwen3_vl": Composite("Qwen3VL", {"qwen3_vl_text": "qwen3"}),
+    "qwen3_vl_moe": Composite(
+        "Qwen3VLMoe",
+        {"qwen3_vl_moe_text": "qwen3_moe"},
+        always={"norm_topk_prob": True},
+        last_axes={".experts.gate_up_proj": "hidden_size", ".experts.down_proj": "moe_intermediate_size"},
+    ),
     "qwen3_5": Composite("Qwen3_5", {"qwen3_5_text": "qwen3_5_text"}),
+    "qwen3_5_moe": Composite("Qwen3_5Moe", {"qwen3_5_moe_text": "qwen3_5_moe_text"}),
 }
 """The official `model_type` -> its record."""
 
@@ -66,6 +78,12 @@ class Text:
     whole: PretrainedConfig
     family: Family
     entries: dict[str, Any]
+
+    @property
+    def last_axes(self) -> dict[str, int]:
+        """Ending of a tensor's name -> the length of its last axis: see `Composite`."""
+        named = COMPOSITES[self.model_type].last_axes
+        return {ending: getattr(self.whole.text_config, setting) for ending, setting in named.items()}
 
     @property
     def whole_class(self) -> type[transformers.PreTrainedModel]:
@@ -107,7 +125,7 @@ def text_of(entries: Mapping[str, Any]) -> Text | None:
             f"can be of {', '.join(record.families)}"
         )
     family = family_by_name(record.families[text.model_type])
-    return Text(model_type, whole, family, _entries(entries, whole, family))
+    return Text(model_type, whole, family, _entries(entries, whole, family, record.always))
 
 
 def _whole(record: Composite, entries: Mapping[str, Any]) -> PretrainedConfig:
@@ -123,13 +141,14 @@ def _whole(record: Composite, entries: Mapping[str, Any]) -> PretrainedConfig:
         raise ConversionError(f"config.json: {record.name}Config refuses it: {reason}") from error
 
 
-def _entries(entries: Mapping[str, Any], whole: PretrainedConfig, family: Family) -> dict[str, Any]:
+def _entries(
+    entries: Mapping[str, Any], whole: PretrainedConfig, family: Family, always: Mapping[str, Any]
+) -> dict[str, Any]:
     """The text's settings as its family writes them, with what only the composite says: ties, dtype and tokens."""
     text = whole.text_config.to_dict()
-    known = {
-        name: text[name] for name in family.settings.defaults.to_dict() if name in text and name not in ABOUT_THE_FILE
-    }
-    known |= {"tie_word_embeddings": whole.tie_word_embeddings, "architectures": [family.heads[0].official]}
+    names = (*family.settings.defaults.to_dict(), "head_dim")  # which some official classes read without a default
+    known = {name: text[name] for name in names if name in text and name not in ABOUT_THE_FILE}
+    known |= {**always, "tie_word_embeddings": whole.tie_word_embeddings, "architectures": [family.heads[0].official]}
     known |= {"model_type": family.model_type, "dtype": whole.dtype or whole.text_config.dtype}
     known |= {name: entries[name] for name in TOKENS if entries.get(name) is not None}
     rope = known.get("rope_parameters")

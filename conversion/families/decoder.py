@@ -8,13 +8,14 @@ checkpoints do the opposite, whatever their head: that is a trait of their `Chec
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transformers import PretrainedConfig
 
 from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Reversible, Split
+from ..rules.patterns import tuple_of
 from ..rules.table import Rule, RuleTable
 from ..storage import awq
 from ..storage.low_bits import FIELD
@@ -22,6 +23,7 @@ from ..storage.spelling import Alternative, Prefix
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
+from .further import FURTHER, FurtherLayers
 from .head import VALUE_HEAD, Head
 from .names import HEAD_ONLY, Names
 from .refused import UNSUPPORTED
@@ -117,6 +119,8 @@ class DecoderNames(Names[Head]):
         more_rules: a config of ours -> more rules of a layer, without its prefix.
         ignored: see `RuleTable`; official names of the stack: of computed tensors, or of layers after the model's.
         outside: the same of tensors that lie outside of the stack.
+        further: where checkpoints hold layers that predict further tokens, a value of the settings, too; None: ours has
+            none of theirs.
     """
 
     layer: Modules = field(default_factory=lambda: {**ATTENTION, **MLP, **NORMS})
@@ -127,6 +131,7 @@ class DecoderNames(Names[Head]):
     more_rules: Callable[[PretrainedConfig], list[Rule]] = lambda config: []
     ignored: Collection[str] = ()
     outside: Collection[str] = ()
+    further: FurtherLayers | None = None
 
     topology = "decoder"
 
@@ -139,6 +144,11 @@ class DecoderNames(Names[Head]):
         """See `Names.low_bits`."""
         plain = {ours for ours in self.layer.values() if isinstance(ours, str)}
         return not self.pairs and len(plain) == len(self.layer) and plain.issuperset(QKV)
+
+    @property
+    def own_traits(self):
+        """See `Names.own_traits`."""
+        return frozenset() if self.further is None else frozenset({FURTHER})
 
     @property
     def root(self) -> str:
@@ -159,6 +169,7 @@ class DecoderNames(Names[Head]):
         if names is not None and not head.bare:
             to_class = self.spelled(CheckpointVariant(head.official, traits)).to_class
             traits |= self.traits_of_ties(head, official, set(map(to_class, names)))
+            traits |= self._traits_of_further(head, official, names)
         return CheckpointVariant(head.official, traits)
 
     def head_by_tensors(self, official, names):
@@ -175,7 +186,17 @@ class DecoderNames(Names[Head]):
         if earlier is not None and earlier.head == variant.head:
             fits = {PREFIX, NO_PREFIX} | ({HEAD_ONLY} if config.tie_word_embeddings else set())
             variant = CheckpointVariant(variant.head, earlier.traits & fits)
-        return variant
+        has_further = self.further is not None and config.num_nextn_predict_layers
+        return replace(variant, traits=variant.traits | {FURTHER}) if has_further else variant
+
+    def _traits_of_further(self, head: Head, official, names: Collection[str]) -> frozenset[str]:
+        """Whether a checkpoint holds layers that predict further, of plain weights."""
+        if self.further is None or not self.head_name(head) or FIELD in official:
+            return frozenset()
+        if not any(name.endswith((".eh_proj.weight", "mtp.fc.weight")) for name in names):
+            return frozenset()
+        config = self.settings.official_config(official)
+        return frozenset([FURTHER] if self.further.count(config, head.root, names) else [])
 
     def alternatives(self, head):
         """See `Names.alternatives`."""
@@ -194,7 +215,11 @@ class DecoderNames(Names[Head]):
     def layout(self, variant, config):
         """See `Names.layout`."""
         head = self.head(variant)
-        rules = [*(rule.under(head.root, head.our_root) for rule in self.stack_rules(config)), *head.rules]
+        stack = self.stack_rules(config)
+        rules = [*(rule.under(head.root, head.our_root) for rule in stack), *head.rules]
+        if self.further is not None and config.num_nextn_predict_layers:
+            of_a_layer = [rule for rule in stack if tuple_of(rule.target)[0].startswith(LAYER)]
+            rules += self.further.rules(of_a_layer, self.layers, LAYER, config)
         if config.linear_bits is not None:
             rules = awq.kept_rules(rules, self._low_bit_weights(variant))
         computed = (self.layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")

@@ -13,10 +13,11 @@ from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFirst, Split
 from ..rules.table import Rule
-from ..values import Computed, Rope, constants, part_of
+from ..values import Computed, Rope, part_of
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
+from .further import LIKE_DEEPSEEK
 from .oracle import Oracle, wrong_before
 from .shared import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS
 from .with_experts import (
@@ -147,7 +148,7 @@ DEEPSEEK_V3 = Family(
     "DeepseekV3ForCausalLM DeepseekV3Model DeepseekV3ForSequenceClassification DeepseekV3ForTokenClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6, **SIGMOID_ROUTER},
     fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
-    names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], **LATENT_NAMES),
+    names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], further=LIKE_DEEPSEEK, **LATENT_NAMES),
     settings=DecoderSettings(
         fields=V3_FIELDS,
         unsupported={
@@ -160,7 +161,7 @@ DEEPSEEK_V3 = Family(
             shared_experts("n_shared_experts"),
             FIRST_DENSE,
             expert_groups(2),
-            constants(num_nextn_predict_layers=0),
+            LIKE_DEEPSEEK,
         ),
         **SETTINGS,
     ),

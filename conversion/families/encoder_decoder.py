@@ -95,7 +95,11 @@ class EncoderDecoderNames(Names[Head]):
     rules: Callable[[str, PretrainedConfig], list[Rule]]
 
     topology = "encoder_decoder"
-    own_traits = frozenset({*EMBEDDINGS, UNTIED, SEPARATE})
+
+    @property
+    def own_traits(self):
+        """See `Names.own_traits`."""
+        return frozenset({*EMBEDDINGS, UNTIED, SEPARATE})
 
     def stored_embeddings(self, head: Head, names: Collection[str]) -> list[str]:
         """Which of the names of the embeddings are among these."""

@@ -3,10 +3,11 @@
 Checkpoints hold a layer after the last one, which predicts one token more.
 """
 
-from ..values import Flag, Rope, constants
+from ..values import Flag, Rope
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
+from .further import LIKE_DEEPSEEK
 from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
     DEEPSEEK_FIELDS,
@@ -32,7 +33,10 @@ FAMILY = Family(
         "norm_eps": 1e-5,
     },
     names=ExpertNames(
-        layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"]
+        layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
+        sparse=SHARED_EXPERTS,
+        ignored=["layers.{beyond}.*"],
+        further=LIKE_DEEPSEEK,
     ),
     settings=DecoderSettings(
         fields={**DEEPSEEK_FIELDS, "attention_bias": "attention_bias"},
@@ -43,7 +47,7 @@ FAMILY = Family(
             FIRST_DENSE,
             expert_groups(2),
             Flag("use_qk_norm", "qk_norm", (False, True)),
-            constants(num_nextn_predict_layers=0),
+            LIKE_DEEPSEEK,
         ),
         extra_fields=["partial_rotary_factor"],
     ),

@@ -14,7 +14,8 @@ ONE_STACK = (
 NAMES: tuple[str, ...] = (
     *("qwen3", "qwen2", "llama", "mistral"),
     *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
-    *("ministral", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4", "cohere", "cohere2"),
+    *("ministral", "ministral3", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4"),
+    *("cohere", "cohere2"),
     *("starcoder2", "nemotron", "jais2", "stablelm", "ernie4_5", "hyperclovax", "internlm3", "iquestcoder"),
     *("granite_swa", "hunyuan_v1_dense", "apertus"),
     "gpt2",
@@ -26,6 +27,7 @@ NAMES: tuple[str, ...] = (
     "phimoe",
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     *("olmo_hybrid", "lfm2", "lfm2_moe"),
+    *("bamba", "granitemoehybrid", "nemotron_h"),
     *("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
     *("youtu", "minicpm3"),
     "gpt_oss",
@@ -35,6 +37,7 @@ NAMES: tuple[str, ...] = (
     *("jina_embeddings_v3", "nomic_bert", "gte", "modernbert", "eurobert", "modernbert-decoder"),
     "deberta-v2",
     "mpnet",
+    "esm",
     *("umt5", "t5", "mt5"),
     "t5gemma",
     *("marian", "mbart", "bart", "mvp"),
@@ -51,8 +54,18 @@ _PER_LAYER = (
     "scales its result, values are normed, and layers without a window have heads of another number and size; no block "
     "here does that, so run the model with transformers or sentence-transformers"
 )
+_SHARED_KEYS = (
+    "each of its layers mixes in a projection of the token vectors that all layers share (per-layer embeddings) and "
+    "scales its result, the last layers read keys and values of earlier ones, values are normed, and layers without a "
+    "window have heads of another number and size; no block here does that, so run the model with transformers"
+)
+_BOTH_AT_ONCE = (
+    "each of its layers adds attention and a state space that read the same states, each with factors of its own; a "
+    "layer here has one of the two, so run the model with transformers"
+)
 OUT_OF_REACH = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), _PER_LAYER)
-"""`model_type` of embedders that people ask for -> the parts that ours lack."""
+OUT_OF_REACH |= dict.fromkeys(("gemma4", "gemma4_text"), _SHARED_KEYS) | {"falcon_h1": _BOTH_AT_ONCE}
+"""`model_type` of models that people ask for -> the parts that ours lack."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""
 MORE_PRESETS = {

@@ -47,8 +47,6 @@ class Names(ABC, Generic[HeadKind]):
     """What the family's presets are."""
     oracle: ClassVar[Oracle] = Oracle()
     """How the official class is run where the family does not say it."""
-    own_traits: ClassVar[frozenset[str]] = frozenset()
-    """Traits that a variant of a checkpoint that is a folder may have, beyond its spelling."""
 
     def usual_heads(self, classes: str) -> Sequence[HeadKind]:
         """The heads of official classes, by their names, where they are as usual."""
@@ -58,6 +56,11 @@ class Names(ABC, Generic[HeadKind]):
     def low_bits(self) -> bool:
         """Whether linear layers may keep 4-bit weights (AWQ): where their matrices are ours, one by one, unturned."""
         return False
+
+    @property
+    def own_traits(self) -> frozenset[str]:
+        """Traits that a variant of a checkpoint that is a folder may have, beyond its spelling."""
+        return frozenset()
 
     # Which head.
 

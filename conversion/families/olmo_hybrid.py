@@ -57,7 +57,10 @@ class RopeOrNone(Rope):
 class HybridNames(DecoderNames):
     """The names of a decoder whose layers have norms of one name in other places, by their type."""
 
-    own_traits = frozenset({PUBLISHED})
+    @property
+    def own_traits(self):
+        """See `Names.own_traits`."""
+        return super().own_traits | {PUBLISHED}
 
     def variant_of(self, official, names=None, read=None):
         """See `Names.variant_of`."""

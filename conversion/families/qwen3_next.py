@@ -15,6 +15,7 @@ from ..values import Rope, RopeOfText, StatesByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
+from .further import LIKE_QWEN, LIKE_QWEN_3_5
 from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, fields_without
 from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
 
@@ -98,9 +99,9 @@ NEXT = Family(
     "Qwen3NextForTokenClassification Qwen3NextForQuestionAnswering",
     structure=SPARSE_STRUCTURE,
     fresh=SPARSE_FRESH,
-    names=ExpertNames(sparse=SPARSE, more_rules=next_rules, **NAMES),
+    names=ExpertNames(sparse=SPARSE, more_rules=next_rules, further=LIKE_QWEN, **NAMES),
     settings=DecoderSettings(
-        rope=Rope(by_part=True), fields={**ROUTER_FIELDS, **SIZES}, computed=(SPARSE_STEP,), **SETTINGS
+        rope=Rope(by_part=True), fields={**ROUTER_FIELDS, **SIZES}, computed=(LIKE_QWEN, SPARSE_STEP), **SETTINGS
     ),
 )
 TEXT = Family(
@@ -109,8 +110,13 @@ TEXT = Family(
     "Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification",
     structure=STRUCTURE,
     fresh=FRESH,
-    names=DecoderNames(more_rules=text_rules, **NAMES),
-    settings=DecoderSettings(rope=RopeOfText(by_part=True), **SETTINGS),
+    names=DecoderNames(more_rules=text_rules, further=LIKE_QWEN_3_5, **NAMES),
+    settings=DecoderSettings(
+        rope=RopeOfText(by_part=True),
+        computed=[LIKE_QWEN_3_5],
+        extra_fields=["mtp_num_hidden_layers"],
+        **SETTINGS,
+    ),
 )
 MOE_TEXT = Family(
     "qwen3_5_moe_text",
@@ -118,12 +124,14 @@ MOE_TEXT = Family(
     "Qwen3_5MoeForCausalLM Qwen3_5MoeTextModel",
     structure=SPARSE_STRUCTURE,
     fresh=SPARSE_FRESH,
-    names=ExpertNames(sparse=SPARSE, more_rules=text_rules, **NAMES),
+    names=ExpertNames(sparse=SPARSE, more_rules=text_rules, further=LIKE_QWEN_3_5, **NAMES),
     settings=DecoderSettings(
         rope=RopeOfText(by_part=True),
         usual=fields_without("intermediate_size"),
         fields={**{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"}, **SIZES},
         without_effect=["intermediate_size"],
+        computed=[LIKE_QWEN_3_5],
+        extra_fields=["mtp_num_hidden_layers"],
         **SETTINGS,
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import transformers
 from transformers import PretrainedConfig
 
-from blockformer.files.config_file import NEVER_FOLLOWED
+from blockformer.files.config_file import NEVER_FOLLOWED, with_floats
 from blockformer.files.errors import ConversionError, listed
 from blockformer.files.quantized import without_empty
 from blockformer.files.quiet import quiet
@@ -118,7 +118,7 @@ class Settings:
         layers = settings.get("num_hidden_layers")
         try:
             check_counts(layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
-            return self.official_class(**copy.deepcopy(settings))
+            return self.official_class(**copy.deepcopy(with_floats(settings)))
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConversionError(f"config.json: {self.config_class} refuses it: {reason}") from error

@@ -68,7 +68,11 @@ class ExpertNames(DecoderNames):
 
     low_bits = False
     oracle = Oracle(not_runnable=_wrong_groups)
-    own_traits = frozenset({STACKED})
+
+    @property
+    def own_traits(self):
+        """See `Names.own_traits`."""
+        return super().own_traits | {STACKED}
 
     def variant_of(self, official, names=None, read=None):
         """See `Names.variant_of`."""
@@ -88,8 +92,11 @@ class ExpertNames(DecoderNames):
         """See `Names.storage`."""
         if self.published is None or STACKED in variant.traits:
             return []
-        layer = self.head(variant).root + self.layers
-        return self.published.rules(layer, self._modules, [self.bias_of_choice], config.num_experts)
+        layers = [self.head(variant).root + self.layers]
+        if self.further is not None:
+            layers += self.further.places(config, config.num_nextn_predict_layers)
+        given = (self._modules, [self.bias_of_choice], config.num_experts)
+        return [rule for layer in layers for rule in self.published.rules(layer, *given)]
 
     def stack_rules(self, config):
         """See `DecoderNames.stack_rules`."""

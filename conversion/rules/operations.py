@@ -41,7 +41,7 @@ def way_back(op: Operation) -> "Reversed":
         ConversionError: it cannot be undone.
     """
     if not isinstance(op, Reversible):
-        raise ConversionError(f"{type(op).__name__} has no way back")
+        raise ConversionError(f"{type(op).__name__} cannot be reversed")
     return Reversed(op)
 
 
@@ -328,7 +328,7 @@ class ZeroBias:
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Never used: what comes in from such a layout has its bias."""
-        raise ConversionError("a bias is not left out")
+        raise ConversionError("internal error: a rule of this family cannot read; please report it")
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         (weight,) = self.op.inverse(tensors)

@@ -14,12 +14,10 @@ from blockformer.files.errors import ConversionError, listed, shown
 
 from ..rules.groups import Group, Target
 from ..rules.operations import Shape
-from .low_bits import FIELD, LowBitFormat, without, wrong_entries
+from .low_bits import FIELD, LowBitFormat, wrong_entries
 
 WEIGHT = torch.float8_e4m3fn
 FACTORS = (torch.float32, torch.bfloat16, torch.float16)
-FURTHER = "num_nextn_predict_layers"
-"""The official entry of layers that predict further tokens."""
 BLOCK = 128
 SCALE = "_scale_inv"
 """What the name of a weight's factors ends in, after the weight's own name."""
@@ -55,7 +53,7 @@ class Fp8:
 
 
 class _Fp8(LowBitFormat):
-    """Matrices of 8 bits, which become bfloat16. The layers that predict further tokens do not go back out."""
+    """Matrices of 8 bits, which become bfloat16."""
 
     method, ending, stored = "fp8", SCALE, WEIGHT
     note = "the FP8 weights have become bfloat16; the way back writes bfloat16 too"
@@ -69,10 +67,6 @@ class _Fp8(LowBitFormat):
             raise ConversionError(f"config.json: {FIELD} {said}")
         if wrong := wrong_entries(entries, _WANTED, _FREE):
             raise ConversionError(f"config.json: {FIELD}: FP8 weights of this kind cannot be converted:{listed(wrong)}")
-
-    def plain_entries(self, official):
-        """See `LowBitFormat.plain_entries`."""
-        return {**without(official), **({FURTHER: 0} if FURTHER in official else {})}
 
     def groups(self, tensors, dtype):
         """See `LowBitFormat.groups`."""

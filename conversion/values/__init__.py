@@ -6,7 +6,7 @@ from .encoder import RELATIVE, SIDE, TOKEN_TYPES, EncoderPositions, Pooler
 from .heads import NOT_PRUNED, PRUNED_HEADS, HeadDim
 from .rotary import AXES, Rope, RopeByLayerType, RopeOfText, RotaryPart, only_sliding_layers_rotate, part_of
 from .scalars import Factor, Flag, InnerSize, invert_power, roundest
-from .states import StatesByLayer
+from .states import ScansByLayer, StatesByLayer
 from .windows import NoWindow, WindowByLayer, WindowEverywhere
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "RopeByLayerType",
     "RopeOfText",
     "RotaryPart",
+    "ScansByLayer",
     "StatesByLayer",
     "Value",
     "WindowByLayer",

@@ -1,5 +1,8 @@
 """Layers that keep a state: which they are, and their sizes."""
 
+import math
+from typing import Any
+
 from blockformer.files.errors import ConversionError
 
 from .base import NotExpressible
@@ -8,7 +11,12 @@ SIZES = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",
 )
-FULL = "full_attention"
+FULL, SCAN = "full_attention", "state_space"
+OF_SCANS = (
+    *("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv"),
+    *("mamba_conv_bias", "mamba_proj_bias"),
+)
+"""Fields of a selective state space, in most official configs and in ours."""
 
 
 class StatesByLayer:
@@ -39,3 +47,58 @@ class StatesByLayer:
 
     def _sizes(self, config):
         return {name: getattr(config, name) for name in self.names} if self.kind in (config.layer_types or ()) else {}
+
+
+class ScansByLayer:
+    """Some layers have a selective state space and the others see everything.
+
+    An official class that has `mamba_expand` has heads and sizes whose product is so many times the width.
+
+    Args:
+        by_index: whether the official config lists the layers that see everything, in place of each layer's type.
+    """
+
+    def __init__(self, by_index: bool = False):
+        self.by_index = by_index
+
+    def read(self, official):
+        """See `Value.read`."""
+        config = official.config
+        # Earlier releases have names of their own.
+        words = {"linear_attention": SCAN, "mamba": SCAN, FULL: FULL, "attention": FULL}
+        if strange := sorted(set(config.layer_types) - set(words)):
+            raise ConversionError(f"config.json: layer_types names {strange[0]}, which this family does not have")
+        kinds = [words[kind] for kind in config.layer_types]
+        settings: dict[str, Any] = {"sliding_window": None, "layer_types": kinds}
+        if SCAN in kinds:
+            least, most = config.time_step_limit or (0.0, math.inf)
+            if most != math.inf:
+                raise ConversionError(
+                    f"config.json: time_step_limit is {[least, most]}, and steps have no upper bound here"
+                )
+            settings |= {name: getattr(config, name) for name in OF_SCANS}
+            settings |= {"mamba_hidden_act": config.hidden_act, "mamba_step_min": least}
+        return settings
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        kinds = list(config.layer_types)
+        if strange := sorted(set(kinds) - {SCAN, FULL}):
+            raise NotExpressible("layer_types", f"{SCAN} and {FULL}", strange[0])
+        if self.by_index:
+            entries: dict[str, Any] = {"attn_layer_indices": [at for at, kind in enumerate(kinds) if kind == FULL]}
+        else:
+            entries = {"layer_types": ["mamba" if kind == SCAN else "attention" for kind in kinds]}
+        if SCAN not in kinds:  # the class wants sizes that fit all the same
+            return entries | {"mamba_n_heads": 1, "mamba_d_head": "auto"}
+        if config.mamba_hidden_act != config.hidden_act:
+            raise NotExpressible("mamba_hidden_act", f"hidden_act ({config.hidden_act})", config.mamba_hidden_act)
+        size, rest = divmod(config.mamba_n_heads * config.mamba_d_head, config.hidden_size)
+        if rest:
+            raise NotExpressible(
+                "mamba_n_heads", "so many that heads are a multiple of the width", config.mamba_n_heads
+            )
+        entries |= {name: getattr(config, name) for name in OF_SCANS}
+        if config.mamba_step_min:
+            entries["time_step_limit"] = [config.mamba_step_min, {"__float__": "Infinity"}]
+        return entries | {"mamba_expand": size}

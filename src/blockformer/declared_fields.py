@@ -12,10 +12,11 @@ from .model.awq_linear import LinearFields
 from .model.axes import BLOCKS, Axis, axes, blocks_of
 from .model.experts import ExpertsFields
 from .model.latent_attention import OF_LATENTS
+from .model.multi_token import MultiTokenFields
 from .model.positions import LEARNED, RELATIVE_BIAS, SINUSOIDAL
 from .model.relative_bias import RelativeBiasFields
 
-_OFF_BY_NONE = (*BLOCKS, "num_hidden_groups", "token_embedding_size")
+_OFF_BY_NONE = (*BLOCKS, "num_hidden_groups", "token_embedding_size", "query_growth", "frequency_dtype")
 NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     *(((name,), name, ()) for name in _OFF_BY_NONE),
     (axes(ExpertsFields), "num_experts", ()),
@@ -23,10 +24,12 @@ NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     (("num_expert_groups_per_tok", "experts_per_group_score"), "num_expert_groups", ()),
     (("kv_lora_rank", *OF_LATENTS), "kv_lora_rank", ()),
     (axes(LinearFields), "linear_bits", ()),
+    (axes(MultiTokenFields), "num_nextn_predict_layers", ()),
     (("sliding_window", "decoder_layer_types"), "sliding_window", ()),
     (axes(RelativeBiasFields), "position_type", (*RELATIVE_BIAS, "disentangled")),
     (("relative_bias_per_layer",), "position_type", RELATIVE_BIAS),
     (("rope_parameters", "rope_layers"), "position_type", ("rotary",)),
+    (("token_dropout", "mask_token_id"), "token_dropout", ()),
     (("position_offset",), "position_type", (*LEARNED, *SINUSOIDAL)),
     (("first_attention_norm",), "norm_placement", ("pre",)),
     (("first_attention_norm",), "residual", ("sequential",)),

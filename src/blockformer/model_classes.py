@@ -7,7 +7,8 @@ from .model import (
     modeling_decoder,
     modeling_encoder,
     modeling_encoder_decoder,
-    states,  # noqa: F401 - and it another
+    state_space,  # noqa: F401 - and it another
+    states,  # noqa: F401 - and it a third
 )
 from .model.configuration_blockformer import BlockformerConfig
 from .model.configuration_decoder import BlockformerDecoderConfig

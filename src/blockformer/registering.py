@@ -121,7 +121,9 @@ def _check_source(path: Path, source: bytes) -> None:
             _check_roots(where, [node.module or ""])
         elif isinstance(node, ast.ImportFrom) and (node.level > 1 or node.module not in siblings):
             fix = "write `from .name import x` with one of " + ", ".join(sorted(siblings))
-            raise ValueError(f"{where}: '{'.' * node.level}{node.module or ''}' is no file beside it in a repo: {fix}.")
+            raise ValueError(
+                f"{where}: '{'.' * node.level}{node.module or ''}' is not a file next to it in a repo: {fix}."
+            )
     # The loader of remote code finds imports by this pattern, in texts too.
     for name in re.findall(r"^\s*(?:from|import)\s+\.(\S+)", text, re.MULTILINE):
         if name not in siblings:
@@ -135,7 +137,7 @@ def _check_roots(where: str, names: list[str]) -> None:
             fix = "write `from .blocks import block`, which works here and in a repo"
             raise ValueError(f"{where}: a repo has no package '{name}': {fix}.")
         if root != "torch" and root not in PLAIN_LIBRARY:
-            allowed = f"torch, files beside it in a repo and {', '.join(sorted(PLAIN_LIBRARY - {'__future__'}))}"
+            allowed = f"torch, files next to it in a repo and {', '.join(sorted(PLAIN_LIBRARY - {'__future__'}))}"
             raise ValueError(f"{where}: a block may not import '{name}': it may import {allowed}.")
 
 
@@ -177,7 +179,7 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
         raise ValueError(f"{path}: {min(strange)!r} takes no blocks from outside; the axes that do: {known}.")
     added = [block for block in _registered() if before[block.axis].get(block.value) is not block]
     if not added:
-        raise ValueError(f"{path}: there is no block in it: write @block(axis, value) above a class.")
+        raise ValueError(f"{path} has no block: write @block(axis, value) above a class.")
     ours = {name: each for config in CONFIGS.values() for name, each in axes(config).items()}
     for block in added:
         what, name, earlier = f"{block.axis}={block.value!r}", block.cls.__name__, before[block.axis].get(block.value)

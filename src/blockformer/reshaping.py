@@ -177,12 +177,12 @@ def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) ->
     count = settings["num_hidden_layers"]
     if settings.get("num_hidden_groups"):
         raise ValueError(
-            "layers cannot be given for a model whose layers share weights: set num_hidden_layers instead."
+            "layers cannot be chosen in a model whose layers share weights: set num_hidden_layers instead."
         )
     if not layers or not all(0 <= layer < count for layer in layers):
         raise ValueError(f"layers must list numbers from 0 to {count - 1}, not {list(layers)}.")
     for name, value in settings.items():
-        if isinstance(value, list) and name in ("layer_types", "rope_layers", "mlp_layer_types"):
+        if isinstance(value, list) and name in ("layer_types", "rope_layers", "mlp_layer_types", "mlp_layers"):
             settings[name] = [value[layer] for layer in layers]
     if pruned := settings["pruned_heads"]:
         settings["pruned_heads"] = {place: pruned[layer] for place, layer in enumerate(layers) if layer in pruned}

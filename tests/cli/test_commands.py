@@ -148,7 +148,7 @@ def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
         (["convert", "{source}", "{tmp}/dst", "--dtype", "int3"], "dtype must be one of"),
         (["convert", "{source}", "{tmp}/dst", "--to", "gguf"], "--to must be one of"),
         (["convert", "{source}", "{tmp}/dst", "--to", "official"], "is not in Blockformer's layout"),
-        (["convert", "{source}", "{tmp}/dst", "--family", "qwen4"], "there is no family 'qwen4'"),
+        (["convert", "{source}", "{tmp}/dst", "--family", "qwen4"], "no family is called 'qwen4'"),
         (["convert", "{source}", "{tmp}/dst", "--max-shard-size", "big"], "'big'"),
         (["convert", "{tmp}/nowhere", "{tmp}/dst"], "no such folder"),
         (
@@ -229,7 +229,7 @@ def test_inspect_shows_the_seed_articles_layer_tree(capsys, tmp_path):
     assert not re.search(r"\(1\): Layer", out)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "bamba"])
 def test_inspect_says_how_many_bytes_of_state_a_text_takes(capsys, name):
     call("inspect", name)
     summary = describe(blockformer.preset(name))

@@ -141,7 +141,7 @@ def test_what_cannot_be_talked_to_or_measured_is_said(official, tmp_path, capsys
     for arguments, named in (
         (("chat", tmp_path / "encoder"), "is not a causal language model"),
         (("eval", tmp_path / "encoder", tmp_path / "one.txt"), "is not a causal language model"),
-        (("eval", folder, tmp_path / "none.txt"), "there is no file"),
+        (("eval", folder, tmp_path / "none.txt"), "no such file"),
         (("eval", folder, tmp_path / "one.txt"), "at least two are needed"),
         (("eval", folder, tmp_path / "bytes.txt"), "not UTF-8 text"),
     ):

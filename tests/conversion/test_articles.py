@@ -612,7 +612,7 @@ def test_options_that_do_not_belong_together(tmp_path):
     assert "end in .bin, .pt, .pth, .ckpt, .safetensors" in message(settings, family="article-gpt", config=settings)
     assert "cannot be opened: No such file" in message(path, family="article-gpt", config=tmp_path / "no.json")
     assert "read but not written" in message(path, family="article-gpt", config=settings, to_official=True)
-    assert "there is no family 'article-gtp'" in message(path, family="article-gtp", config=settings)
+    assert "no family is called 'article-gtp'" in message(path, family="article-gtp", config=settings)
     with pytest.raises(ConversionError, match=r"needs config \(--config\)"):
         from_official(path, family="article-gpt")
 

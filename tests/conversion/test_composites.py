@@ -86,6 +86,16 @@ WHOLE = {
     },
     "qwen3_5": {"text_config": {**TEXT, **STATES}, "vision_config": QWEN_PATCHES, **QWEN_TOKENS},
 }
+MIXED = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+WHOLE["qwen3_vl_moe"] = {**WHOLE["qwen3_vl"], "text_config": {**WHOLE["qwen3_vl"]["text_config"], **MIXED}}
+MIXED = {**MIXED, "shared_expert_intermediate_size": 40}
+WHOLE["qwen3_5_moe"] = {**WHOLE["qwen3_5"], "text_config": {**WHOLE["qwen3_5"]["text_config"], **MIXED}}
+GROWING = {"type": "yarn", "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.4}
+GROWING |= {"original_max_position_embeddings": 6, "max_position_embeddings": 128}
+WHOLE["mistral3 of ministral3"] = {
+    **WHOLE["mistral3"],
+    "text_config": {**TEXT, "model_type": "ministral3", "rope_parameters": GROWING},
+}
 WHOLE["qwen2_vl"] = {
     **WHOLE["qwen2_5_vl"],
     "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2},
@@ -93,9 +103,13 @@ WHOLE["qwen2_vl"] = {
 KINDS = list(WHOLE)
 
 
+def record_of(kind):
+    return COMPOSITES[kind.partition(" ")[0]]
+
+
 def whole_model(kind, **changes):
     """A small official model of a kind, its weights large and random."""
-    record = COMPOSITES[kind]
+    record = record_of(kind)
     if record.model_class_name not in RELEASED:
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     torch.manual_seed(0)
@@ -160,11 +174,11 @@ def test_a_text_is_taken_out_and_put_back(tmp_path, kind):
     before = fingerprint(src)
     report = convert(src, dst)
     assert_verified(report)
-    assert report.family in COMPOSITES[kind].families.values()
+    assert report.family in record_of(kind).families.values()
     note = next(note for note in report.notes if "stay there" in note)
     left = [name for name in stored(src) if "vis" in name or "projector" in name]
     assert left
-    assert note.startswith(f"this is the text model of a {kind} checkpoint; {len(left)} tensors")
+    assert note.startswith(f"this is the text model of a {kind.partition(' ')[0]} checkpoint; {len(left)} tensors")
     ours = blockformer.from_official(dst)
     assert_same_text(ours, whole)
     with pytest.warns(UserWarning, match="stay there"):
@@ -191,7 +205,7 @@ def test_only_a_trained_text_differs(tmp_path, kind):
     assert_same_text(ours, type(whole_model(kind)).from_pretrained(out))
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe", KINDS[-2]])
 def test_the_text_goes_out_by_itself(tmp_path, kind):
     src, dst, out = (tmp_path / name for name in ("src", "dst", "out"))
     whole = whole_folder(src, kind)
@@ -226,6 +240,29 @@ def test_both_spellings_are_read(tmp_path, kind, back):
     save_file(tensors, src / "model.safetensors", metadata={"format": "pt"})
     assert_verified(convert(src, dst))
     assert_same_text(blockformer.from_official(dst), whole)
+    assert_verified(convert(dst, out, to_official=True, into=src))
+    assert contents(out) == contents(src)
+
+
+@pytest.mark.parametrize("as_class", [False, True], ids=["as published", "as the class has them"])
+def test_experts_are_read_with_their_axes_in_either_order(tmp_path, as_class):
+    src, dst, out = (tmp_path / name for name in ("src", "dst", "out"))
+    whole = whole_model("qwen3_vl_moe")
+    whole.save_pretrained(src)
+    if not as_class:
+        edit_tensors(
+            src,
+            lambda tensors: {
+                name: tensor.mT.contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()
+            },
+        )
+    name = next(name for name in stored(src) if name.endswith("experts.gate_up_proj"))
+    assert stored(src)[name][1] == ([6, 48, 32] if as_class else [6, 32, 48])
+    assert_same_text(type(whole).from_pretrained(src), whole)
+    assert_verified(convert(src, dst))
+    ours = blockformer.from_official(dst)
+    assert_same_text(ours, whole)
+    assert ours.model.layers[0].mlp.experts.gate_up_proj.shape == (6, 48, 32)
     assert_verified(convert(dst, out, to_official=True, into=src))
     assert contents(out) == contents(src)
 
@@ -328,7 +365,7 @@ def test_the_command_line_goes_both_ways(tmp_path, capsys):
     assert "`--to official --into` puts the text back" in told
     assert contents(out) == contents(src)
     for arguments, message in (
-        (["convert", dst, out + "2", "--into", src], "into (--into) is for the way back; add --to official"),
+        (["convert", dst, out + "2", "--into", src], "into (--into) is for the official layout; add --to official"),
         (["convert", dst, src, "--to", "official", "--into", src], "is the source"),
     ):
         with pytest.raises(SystemExit):
@@ -355,6 +392,17 @@ def test_what_cannot_be_read_is_refused(tmp_path, case):
     with pytest.raises(ConversionError, match=message):
         convert(tmp_path / "src", tmp_path / "dst")
     assert not (tmp_path / "dst").exists()
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_text"])
+def test_gemma_4_is_refused_by_what_ours_lacks(tmp_path, kind):
+    src = tmp_path / "src"
+    src.mkdir()
+    (src / "config.json").write_text(json.dumps({"model_type": kind}))
+    save_file({"model.embed_tokens.weight": torch.zeros(3, 4)}, src / "model.safetensors", metadata={"format": "pt"})
+    for door in (lambda: convert(src, tmp_path / "dst"), lambda: blockformer.from_official(src)):
+        with pytest.raises(ConversionError, match=r"is not supported: .*per-layer embeddings.*and values of earlier"):
+            door()
 
 
 def test_a_composite_without_a_text_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""What must never hurt a user, at the level of whole conversions; the engine's own faults are tested beside it."""
+"""What must never hurt a user, at the level of whole conversions; smaller parts have tests of their own."""
 
 import json
 import os

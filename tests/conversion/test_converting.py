@@ -1,3 +1,5 @@
+"""Conversions there and back: every bit, dtype and file, what is verified, and what a failure leaves."""
+
 import copy
 import json
 import os

@@ -5,11 +5,13 @@ exhaustive` all.
 """
 
 import inspect
+import json
 from typing import Any
 
 import pytest
 import torch
 from pairs import assert_close
+from safetensors.torch import save_file
 from sizes import OFFICIAL_DECODER, TINY
 
 import blockformer
@@ -89,6 +91,8 @@ AFMOE |= {"num_dense_layers": 1, "num_shared_experts": 1, **WINDOW}
 MELLUM = {**QWEN_EXPERTS, "num_experts_per_tok": 3, **WINDOW}
 FLINT = {**QWEN_EXPERTS, **WINDOW, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1], "head_dim": 8}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+DEFAULT = {"rope_type": "default", "type": "default"}
+GROWING = {**YARN, "type": "yarn", "original_max_position_embeddings": 6, "llama_4_scaling_beta": 0.4}
 BY_TYPE = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 1e4}}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 MULTIPLIERS = {
@@ -109,6 +113,17 @@ HYBRID |= {"linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}}
 CONV = {"layer_types": ["conv", FULL], "block_multiple_of": 8, "initializer_range": 0.1}
 CONV_EXPERTS = {"layer_types": ["conv", FULL], **QWEN_EXPERTS, "num_dense_layers": 1, "routed_scaling_factor": 2.0}
 CONV_EXPERTS |= {"num_experts_per_tok": 3}
+SCANS = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "initializer_range": 0.1}
+NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "head_dim": 16}
+NEMOTRON |= {"initializer_range": 0.1}
+SHARED_GRANITE = {
+    **MULTIPLIERS,
+    "logits_scaling": 0.5,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 40,
+}
+DENSE_GRANITE = {"num_local_experts": 0, "shared_intermediate_size": 40}
 ROWS = [
     Row("phi3"),
     Row("phi3", {"sliding_window": 8, "resid_pdrop": 0.1}, shards=True),
@@ -141,6 +156,20 @@ ROWS = [
     Row("lfm2", CONV | {"layer_types": [FULL, FULL], "block_ffn_dim_multiplier": 1.3}),
     Row("lfm2_moe", CONV_EXPERTS),
     Row("lfm2_moe", CONV_EXPERTS | {"use_expert_bias": False, "norm_topk_prob": False, **UNTIED}, shards=True),
+    Row("bamba", SCANS | {"attn_layer_indices": [1]}),
+    Row("bamba", SCANS | {"attn_layer_indices": [0], "attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
+    Row("bamba", SCANS | {"attn_layer_indices": [1], "mamba_n_groups": 2, "mamba_conv_bias": False}),
+    Row("bamba", {"attn_layer_indices": [0, 1], "mamba_n_heads": 2}),
+    Row("granitemoehybrid", SCANS | {"layer_types": ["mamba", "attention"], **SHARED_GRANITE}),
+    Row("granitemoehybrid", SCANS | DENSE_GRANITE | {"layer_types": ["attention", "mamba"], **UNTIED}, shards=True),
+    Row(
+        "granitemoehybrid",
+        SCANS | DENSE_GRANITE | {"layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
+    ),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*M-*-", "mlp_bias": True, "head_dim": 8}, shards=True),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-*-", "use_conv_bias": False, "time_step_min": 1e-4}),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*-*-"}),
     Row("apertus"),
     Row("apertus", {"attention_bias": True, "hidden_act": "relu2", **TIED}, shards=True),
     Row("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
@@ -336,6 +365,9 @@ ROWS = [
     Row("ministral", {**WINDOW, "head_dim": 8}),
     Row("ministral", {"layer_types": [FULL, FULL], "head_dim": 8, **TIED}, shards=True),
     Row("ministral", {"sliding_window": 8, "head_dim": 16}),
+    Row("ministral3", {"rope_parameters": GROWING, "head_dim": 16}),
+    Row("ministral3", {"rope_parameters": GROWING | DEFAULT, "sliding_window": 8, "head_dim": 8, **TIED}, shards=True),
+    Row("ministral3", {"rope_parameters": GROWING | DEFAULT | {"llama_4_scaling_beta": 0}, "head_dim": 8}),
     Row("cwm", WINDOW),
     Row("cwm", {**WINDOW, "head_dim": 16, **TIED}, shards=True),
     Row("cwm", {"sliding_window": 8, "layer_types": [SLIDING, SLIDING], "head_dim": 8}),
@@ -360,11 +392,15 @@ def assert_same_model(ours, theirs):
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     assert_same_outputs(ours, theirs, inputs, spread=0.3)
     caches: list[Any] = [None, None]
+    start = 0
     for part in (ids[:1, :17], ids[:1, 17:18], ids[:1, 18:]):
+        # Bamba's class counts from 0 again at each call.
+        places = {"position_ids": torch.arange(part.shape[1])[None] + start} if "position_ids" in inputs else {}
         outputs = [
-            model(part, past_key_values=cache, use_cache=True)
-            for model, cache in zip((ours, theirs), caches, strict=True)
+            model(part, past_key_values=cache, use_cache=True, **given)
+            for model, cache, given in zip((ours, theirs), caches, ({}, places), strict=True)
         ]
+        start += part.shape[1]
         caches = [output.past_key_values for output in outputs]
         assert_close(*(output.logits for output in outputs))
     for way in ({}, {"num_beams": 3}):
@@ -470,3 +506,44 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
     ):
         convert(tmp_path / "src", tmp_path / "dst")
     assert not (tmp_path / "dst").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "message"),
+    [
+        ("falcon_h1", {}, "'falcon_h1' is not supported: each of its layers adds attention and a state space"),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "ME*-"},
+            r"some layers are experts \(E in .*\): its experts have no gate",
+        ),
+        ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network follows"),
+        ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network follows"),
+        ("bamba", {"attn_layer_indices": [1], "time_step_limit": [0.0, 2.0]}, "steps have no upper bound here"),
+        ("bamba", {"attn_layer_indices": []}, "layer_types names 'state_space': add a layer of 'full_attention'"),
+    ],
+)
+def test_state_spaces_that_cannot_be_converted(tmp_path, family, entries, message):
+    src = tmp_path / "src"
+    src.mkdir()
+    (src / "config.json").write_text(json.dumps({"model_type": family, "num_hidden_layers": 2, **entries}))
+    root = "backbone" if family == "nemotron_h" else "model"
+    save_file({f"{root}.layers.{layer}.weight": torch.zeros(2) for layer in range(2)}, src / "model.safetensors")
+    with pytest.raises(ConversionError, match=message):
+        convert(src, tmp_path / "dst")
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("bamba", {"mamba_hidden_act": "gelu"}, r"mamba_hidden_act must be hidden_act \(silu\), not 'gelu'"),
+        ("bamba", {"mamba_n_heads": 3, "mamba_d_head": 8}, "mamba_n_heads must be so many that heads are a multiple"),
+        ("bamba", {"mlp_layers": [True, False]}, "mlp_layers"),
+        ("nemotron_h", {"layer_types": ["sliding_attention", FULL], "sliding_window": 4}, "layer_types must be"),
+    ],
+)
+def test_state_spaces_that_a_family_has_no_word_for(tmp_path, family, fields, message):
+    config = blockformer.preset(family, **{**TINY, "vocab_size": 40, **fields})
+    blockformer.BlockformerDecoderForCausalLM(config).save_pretrained(tmp_path / "ours")
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path / "ours", tmp_path / "back", to_official=True, family=family)

@@ -35,6 +35,8 @@ DEBERTA = {
     "position_buckets": 8,
     "max_relative_positions": -1,
 }
+ESM = {"token_dropout": True, "mask_token_id": 7, "pad_token_id": 1}
+ROTARY_ESM = {**ESM, "position_embedding_type": "rotary"}
 ROWS = [
     Row("camembert"),
     Row("camembert", {"layer_norm_eps": 1e-3, **UNTIED}, shards=True),
@@ -73,7 +75,12 @@ ROWS = [
     Row("mpnet"),
     Row("mpnet", {"hidden_act": "gelu", "layer_norm_eps": 1e-3, **UNTIED}, shards=True),
     Row("jina_embeddings_v3", {"type_vocab_size": 1, **UNTIED}, shards=True),
+    Row("esm", ROTARY_ESM),
+    Row("esm", {**ESM, "emb_layer_norm_before": True, **UNTIED}, shards=True),
+    Row("esm", {**ROTARY_ESM, "token_dropout": False, "rope_theta": 500.0, "layer_norm_eps": 1e-3}),
 ]
+MADE = {"esm": ("inv_freq", "contact_head.regression.weight", "contact_head.regression.bias")}
+"""Tensors that the official class makes where they are missing."""
 FIRST = {row.family: row for row in reversed(ROWS)}
 LENGTH = 20
 
@@ -112,7 +119,8 @@ def test_there_and_back_with_the_same_numbers(tmp_path, row):
     names, state = FAMILIES[row.family].names.language_model, theirs.state_dict()
     if names.copy:  # without ties the official class reads the copy alone
         state[names.bias].copy_(state[names.copy])
-    ours = getattr(blockformer, head.ours).from_pretrained(assert_there_and_back(tmp_path, row, theirs))
+    dst = assert_there_and_back(tmp_path, row, theirs, MADE.get(row.family, ()))
+    ours = getattr(blockformer, head.ours).from_pretrained(dst)
     for side in ("left", "right"):
         assert_same_outputs(ours, theirs, *batch(ours, theirs, side), spread=0.3)
     assert_padding_changes_nothing(ours, theirs)
@@ -139,7 +147,7 @@ def test_the_other_heads(tmp_path, row, head):
     if head.is_decoder:
         theirs.save_pretrained(tmp_path / "src")
     else:
-        assert_there_and_back(tmp_path, row, theirs)
+        assert_there_and_back(tmp_path, row, theirs, MADE.get(row.family, ()))
     ours = blockformer.from_official(tmp_path / "src")
     assert type(ours).__name__ == head.ours
     assert_same_outputs(ours, theirs, *batch(ours, theirs), spread=0.1)
@@ -273,3 +281,101 @@ def test_nomic_under_the_names_of_its_first_configs(tmp_path):
     edit_config(tmp_path / "src", prenorm=True)
     with pytest.raises(ConversionError, match="prenorm is 'True'"):
         convert(tmp_path / "src", tmp_path / "other", verify=False)
+
+
+def protein_model(kind="ForMaskedLM", **settings):
+    row = Row("esm", {**ROTARY_ESM, **settings})
+    return model_of(row, SIZES, next(head for head in family_of(row).heads if head.official == f"Esm{kind}"))
+
+
+@pytest.mark.parametrize("positions", ["rotary", "absolute"])
+@torch.no_grad()
+def test_masked_tokens_are_dropped_and_the_others_scaled(tmp_path, positions):
+    theirs = protein_model(position_embedding_type=positions)
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path)
+    given, _ = batch(ours, theirs)
+    plain = ours(**given).logits
+    given["input_ids"][:, 2:8:2] = 7
+    real = given["attention_mask"].bool()
+    named = {name: given[name] for name in ("input_ids", "attention_mask")}
+    assert_close(ours(**given).logits[real], theirs(**named).logits[real])
+    assert_close(ours(given["input_ids"][:1]).logits, theirs(given["input_ids"][:1]).logits)
+    assert not torch.allclose(ours(**given).logits[real], plain[real], atol=1e-3)
+    ours.prepare_for_inference()
+    assert_close(ours(**given).logits[real], theirs(**named).logits[real])
+
+
+@torch.no_grad()
+def test_texts_in_one_row_are_scaled_each_by_itself(tmp_path):
+    theirs = protein_model()
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path)
+    ids = batch(ours, theirs)[0]["input_ids"][:1]
+    ids[:, 3:6] = 7
+    positions = torch.cat((torch.arange(8), torch.arange(12)))[None]
+    packed = ours(ids, position_ids=positions).logits
+    assert_close(packed, torch.cat([ours(part).logits for part in ids.split((8, 12), dim=1)], dim=1))
+    everything = torch.full_like(ids, 7)
+    assert ours(everything).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(("names", "dtype"), [("once", "float16"), ("by layer", "float16"), ("once", "bfloat16")])
+@torch.no_grad()
+def test_frequencies_that_were_rounded_in_training_stay_so(tmp_path, names, dtype):
+    theirs = protein_model()
+    rounded = theirs.esm.rotary_embeddings.inv_freq.to(getattr(torch, dtype)).float()
+    theirs.esm.rotary_embeddings.inv_freq.copy_(rounded)
+    theirs.save_pretrained(tmp_path / "src")
+    found = {name: ... for name in stored(tmp_path / "src") if name.endswith("inv_freq")}
+    assert len(found) == 1
+    root = "esm.encoder.layer"
+    new = [f"{root}.{layer}.attention.self.rotary_embeddings.inv_freq" for layer in range(2)]
+    new = ["esm.rotary_embeddings.inv_freq"] if names == "once" else new
+    edit_tensors(tmp_path / "src", **dict.fromkeys(found, None) | dict.fromkeys(new, rounded))
+    loaded = type(theirs).from_pretrained(tmp_path / "src")
+    assert torch.equal(loaded.esm.rotary_embeddings.inv_freq, rounded)
+    assert_same_there_and_back(tmp_path, theirs)
+    ours = blockformer.from_official(tmp_path / "src")
+    assert ours.config.frequency_dtype == dtype
+    ids = torch.randint(8, 100, (1, 40))
+    assert_close(ours(ids).logits, theirs(ids).logits)
+    edit_tensors(tmp_path / "src", **dict.fromkeys(new, rounded * 1.01))
+    with pytest.raises(ConversionError, match=r"not the frequencies of rope_theta 10000\.0 and heads of 8 channels"):
+        convert(tmp_path / "src", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"is_folding_model": True}, "is_folding_model is 'True'"),
+        ({"is_decoder": True}, "is_decoder is true, and 'esm' is only converted as an encoder"),
+        ({"mask_token_id": None}, "token_dropout=0.12 with mask_token_id=None: it needs mask_token_id"),
+        ({"mask_token_id": 500}, "mask_token_id must be a token from 0 to 130, not 500"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ],
+)
+def test_protein_models_that_ours_cannot_be_are_refused(tmp_path, entries, told):
+    protein_model().save_pretrained(tmp_path / "src")
+    edit_config(tmp_path / "src", **entries)
+    with pytest.raises(ConversionError, match=told):
+        convert(tmp_path / "src", tmp_path / "dst", verify=False)
+
+
+@pytest.mark.parametrize("settings", [{"token_dropout": 0.1}, {"token_dropout": 0, "mask_token_id": 3}])
+def test_token_dropout_without_its_token_or_share_is_refused(settings):
+    with pytest.raises(ValueError, match="it needs mask_token_id and a share above 0 and below 1"):
+        blockformer.BlockformerEncoderConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"frequency_dtype": "int8"}, "frequency_dtype must be one of float16, bfloat16"),
+        ({"frequency_dtype": "float16", "position_type": "learned"}, "needs position_type='rotary'"),
+        ({"frequency_dtype": "float16", "rope_parameters": YARN}, "needs rope_type 'default'"),
+    ],
+)
+def test_frequencies_that_cannot_be_rounded_are_refused(settings, told):
+    with pytest.raises(ValueError, match=told):
+        blockformer.BlockformerEncoderConfig(**settings)

@@ -1,3 +1,5 @@
+"""Each family's record: configs survive the round trip, and what ours or the official side cannot express is named."""
+
 import copy
 import functools
 
@@ -381,6 +383,7 @@ SMALL = {
     "t5": SMALL_T5,
     "mt5": SMALL_T5,
     "umt5": SMALL_T5,
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": True},
 }
 
 

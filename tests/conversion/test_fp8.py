@@ -38,6 +38,11 @@ def quantized(folder, name, factor=torch.float32, stays=("lm_head", "model.layer
         pytest.skip(f"this transformers has no {name}")
     model = model_of(Row(name, {**FAMILIES_OF_8_BITS[name], **settings}), OFFICIAL_DECODER).bfloat16()
     model.save_pretrained(folder)
+    return in_8_bits(folder, factor, stays)
+
+
+def in_8_bits(folder, factor=torch.float32, stays=("lm_head",)):
+    """The same of a checkpoint in bfloat16."""
     generator, plain, changes = torch.Generator().manual_seed(0), {}, {}
     for key, weight in load_file(folder / "model.safetensors").items():
         plain[key] = weight

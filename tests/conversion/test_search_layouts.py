@@ -168,11 +168,14 @@ def test_voyage_4_nano_is_refused_by_its_class_and_its_settings(tmp_path, voyage
     assert not (tmp_path / "dst").exists()
 
 
-def rewritten(folder):
-    """Run what docs/retrieval.md says to do with it."""
+def rewritten(folder, name="voyage-4-nano", **changes):
+    """Run what docs/retrieval.md says to do with it, with some words changed."""
     page = (Path(__file__).parents[2] / "docs/retrieval.md").read_text(encoding="utf-8")
-    program = page.partition("### voyage-4-nano")[2].split("```")[1]
-    exec(program.replace('Path("voyage-4-nano")', f"Path({str(folder)!r})"), {})
+    program = page.partition(f"### {name}")[2].split("```")[1]
+    for old, new in {f'Path("{name}")': f"Path({str(folder)!r})", **changes}.items():
+        assert old in program
+        program = program.replace(old, new)
+    exec(program, {})
 
 
 def test_voyage_4_nano_with_its_projection_as_a_module(tmp_path, voyage):
@@ -208,3 +211,74 @@ def test_models_of_minicpm_s_own_code_are_refused_by_their_type(tmp_path, kind):
     for use, tokens in (("reranker", ["Yes"]), ("embedder", None)):
         with pytest.raises(ConversionError, match="model_type 'minicpm' is not supported"):
             convert_for_search(tmp_path / "src", tmp_path / "dst", use=use, tokens=tokens)
+
+
+MINICPM = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+FACTORS = {"scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 8, "head_type": "simple", "head_multi": True}
+
+
+def test_a_layerwise_reranker_of_minicpm_as_granite(tmp_path, tiny_tokenizer):
+    """Oracle: its formula with Llama's parts; a row for each number of layers from 2 on, and 3 of 4 layers taken."""
+    torch.manual_seed(0)
+    llama = transformers.LlamaModel(transformers.LlamaConfig(**MINICPM, initializer_range=0.3)).eval()
+    for norm in (each for each in llama.modules() if type(each).__name__ == "LlamaRMSNorm"):
+        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    rows = torch.randn(3, 1, 32)
+    weights = {f"model.{name}": tensor for name, tensor in llama.state_dict().items()}
+    weights |= {f"lm_head.{number}.linear_head.weight": row.clone() for number, row in enumerate(rows)}
+    folder = tmp_path / "src"
+    tiny_tokenizer.save_pretrained(folder)
+    save_file(weights, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text("{}")
+    settings = {**MINICPM, **FACTORS, "start_layer": 2, "rms_norm_eps": 1e-6, "model_type": "minicpm"}
+    (folder / "config.json").write_text(json.dumps({**settings, "bos_token_id": 0, "eos_token_id": 1}))
+    (tmp_path / "pairs.jinja").write_text(
+        TEMPLATE.replace("BEFORE", "'A: '").replace("BETWEEN", "'B: '").replace("AFTER", "'?'")
+    )
+
+    token = tiny_tokenizer.convert_ids_to_tokens(300)
+    rewritten(folder, "bge-reranker-v2-minicpm-layerwise", **{"28  #": "3  #", '"Yes"': repr(token)})
+    options = {"use": "reranker", "tokens": [token], "template": tmp_path / "pairs.jinja"}
+    assert convert_for_search(folder, tmp_path / "dst", **options).parity.passed
+
+    ids = tiny_tokenizer(f"A: {TEXTS[2]}B: {TEXTS[0]}?", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    factor = 1.4 / 4**0.5
+    with torch.no_grad():
+        states = llama.embed_tokens(ids) * 3
+        places = llama.rotary_emb(states, torch.arange(ids.shape[1])[None])
+        hidden = torch.full((1, 1, ids.shape[1], ids.shape[1]), -torch.inf).triu(1)
+        for layer in llama.layers[:3]:
+            states = states + factor * layer.self_attn(layer.input_layernorm(states), places, hidden)[0]
+            states = states + factor * layer.mlp(layer.post_attention_layernorm(states))
+        expected = torch.sigmoid(llama.norm(states)[0, -1] @ rows[1, 0]).item()
+    scores = opened(tmp_path / "dst", sentence_transformers.CrossEncoder).predict([(TEXTS[2], TEXTS[0])])
+    assert 0.01 < expected < 0.99
+    assert abs(scores[0] - expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"architectures": ["JinaBertForMaskedLM"]}, "JinaBertForMaskedLM"),
+        (
+            {"architectures": ["BertModel"], "position_embedding_type": "alibi"},
+            "position_embedding_type must .* not 'alibi'",
+        ),
+    ],
+    ids=["class", "positions"],
+)
+def test_jina_embeddings_v2_is_refused_by_its_class_and_its_positions(tmp_path, settings, named):
+    make(like("sentence-transformers/all-MiniLM-L6-v2", "jinaai/jina-embeddings-v2-base-en"), tmp_path / "src")
+    path = tmp_path / "src/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings, "feed_forward_type": "geglu"}))
+    with pytest.raises(ConversionError, match=named):
+        convert(tmp_path / "src", tmp_path / "dst")
+    assert not (tmp_path / "dst").exists()

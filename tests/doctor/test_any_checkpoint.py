@@ -77,8 +77,8 @@ def test_nothing_in_a_pickle_is_run(tmp_path, source):
     pickled(source, "last.ckpt", lambda all_: {"state_dict": all_, "callbacks": Evil(tmp_path / "run")})
     found = diagnose(source)
     assert not (tmp_path / "run").exists()
-    assert "nothing of it was run" in sentences(found)
-    assert not found.is_mendable
+    assert "it has objects too ('io.open'), and nothing of it was run" in sentences(found)
+    assert found.is_mendable
     shutil.rmtree(source)
     source.mkdir()
     (source / ".metadata").write_bytes(pickle.dumps(Evil(tmp_path / "run")))

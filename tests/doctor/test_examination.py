@@ -294,7 +294,9 @@ def test_weights_in_blocks_of_8_bits_are_left_as_they_are(tmp_path):
     found = diagnose(tmp_path / "source", quick=True)
     assert "Blockformer does not convert such a model" in told(found)
     assert (found.status, found.is_mendable) == (3, False)
-    edit_config(tmp_path / "source", quantization_config=..., model_type="nonesuch")
+    edit_config(tmp_path / "source", quantization_config=...)
+    assert "config.json has no quantization_config" in told(diagnose(tmp_path / "source", quick=True))
+    edit_config(tmp_path / "source", quantization_config=settings, model_type="nonesuch")
     assert "model_type 'nonesuch' is not supported" in told(diagnose(tmp_path / "source", quick=True))
 
 

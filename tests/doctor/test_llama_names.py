@@ -149,12 +149,27 @@ def test_later_names_of_torchtitan(tmp_path):
     dcp.save(inner, checkpoint_id=tmp_path / "run/checkpoint", no_dist=True)
     mend(tmp_path / "run", tmp_path / "out")
     assert_same(model, tmp_path / "out")
-    three = [inner.pop(f"layers.0.attention.qkv_linear.w{part}.weight") for part in "qkv"]
-    inner["layers.0.attention.qkv_linear.wqkv.weight"] = torch.cat(three)
-    dcp.save(inner, checkpoint_id=tmp_path / "joined/checkpoint", no_dist=True)
-    model.config.save_pretrained(tmp_path / "joined")
-    with pytest.raises(ConversionError, match="queries, keys and values are one matrix"):
-        mend(tmp_path / "joined", tmp_path / "never")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_what_the_latest_torchtitan_joins(tmp_path, family):
+    model = official(family, tie_word_embeddings=False)
+    inner = weights_for("torchtitan", model)
+    heads, groups = model.config.num_attention_heads, model.config.num_key_value_heads
+    for layer in range(model.config.num_hidden_layers):
+        at = f"layers.{layer}."
+        three = [inner.pop(f"{at}attention.w{part}.weight").unflatten(0, (groups, -1)) for part in "qkv"]
+        inner[f"{at}attention.qkv_linear.wqkv.weight"] = torch.cat(three, dim=1).flatten(0, 1)
+        both = [inner.pop(f"{at}feed_forward.w{part}.weight") for part in "13"]
+        inner[f"{at}feed_forward.w13.weight"] = torch.stack(both)
+    assert heads > groups
+    dcp.save(inner, checkpoint_id=tmp_path / "run/checkpoint", no_dist=True)
+    model.config.save_pretrained(tmp_path / "run")
+    mend(tmp_path / "run", tmp_path / "out")
+    assert_same(model, tmp_path / "out")
+    (tmp_path / "run/config.json").unlink()
+    with pytest.raises(ConversionError, match="--set num_key_value_heads=8"):
+        mend(tmp_path / "run", tmp_path / "never")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 import blockformer  # noqa: F401 - registers the classes
 from blockformer.conversion import ConversionError
-from blockformer.doctor import Options, diagnose, mend
+from blockformer.doctor import Options, diagnose, mend, write_for
+
+from ..conversion.oracles import edit_config, stored
 
 WIDTH, HEADS, SIZE, INNER = 32, 4, 16, 128
 DECODER = {"model_type": "blockformer_decoder", "num_attention_heads": HEADS, "hidden_act": "gelu"}
@@ -19,22 +21,22 @@ ENCODER = {**DECODER, "model_type": "blockformer_encoder"}
 ROTATION = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "max_position_embeddings": 64}
 
 
-def plain():
+def plain(width=WIDTH):
     """Weights of a plain model of two layers, with learned positions."""
-    names = {"token_emb.emb.weight": torch.randn(67, WIDTH), "pos_emb.emb.weight": torch.randn(64, WIDTH) * 9}
+    names = {"token_emb.emb.weight": torch.randn(67, width), "pos_emb.emb.weight": torch.randn(64, width) * 9}
     for layer in range(2):
         attention, network = f"attn_layers.layers.{2 * layer}", f"attn_layers.layers.{2 * layer + 1}"
         for name in "qkv":
-            names[f"{attention}.1.to_{name}.weight"] = torch.randn(HEADS * SIZE, WIDTH) * 0.3
-        names[f"{attention}.1.to_out.weight"] = torch.randn(WIDTH, HEADS * SIZE) * 0.3
-        names[f"{network}.1.ff.0.0.weight"] = torch.randn(INNER, WIDTH) * 0.3
+            names[f"{attention}.1.to_{name}.weight"] = torch.randn(HEADS * SIZE, width) * 0.3
+        names[f"{attention}.1.to_out.weight"] = torch.randn(width, HEADS * SIZE) * 0.3
+        names[f"{network}.1.ff.0.0.weight"] = torch.randn(INNER, width) * 0.3
         names[f"{network}.1.ff.0.0.bias"] = torch.randn(INNER) * 0.3
-        names[f"{network}.1.ff.2.weight"] = torch.randn(WIDTH, INNER) * 0.3
-        names[f"{network}.1.ff.2.bias"] = torch.randn(WIDTH) * 0.3
+        names[f"{network}.1.ff.2.weight"] = torch.randn(width, INNER) * 0.3
+        names[f"{network}.1.ff.2.bias"] = torch.randn(width) * 0.3
         for place in (attention, network):
-            names[f"{place}.0.0.gamma"] = 1 + torch.randn(WIDTH) * 0.3
-    names["attn_layers.final_norm.gamma"] = 1 + torch.randn(WIDTH) * 0.3
-    return {**names, "to_logits.weight": torch.randn(67, WIDTH) * 0.3}
+            names[f"{place}.0.0.gamma"] = 1 + torch.randn(width) * 0.3
+    names["attn_layers.final_norm.gamma"] = 1 + torch.randn(width) * 0.3
+    return {**names, "to_logits.weight": torch.randn(67, width) * 0.3}
 
 
 def logits_of(weights, ids, causal, offset):
@@ -155,3 +157,49 @@ def test_its_own_code_computes_the_same(tmp_path, kind):
     said["hidden_act"] = {"llama": "silu", "relu": "relu2"}.get(kind, "gelu")
     mend(tmp_path / "model.pt", tmp_path / "out", options=Options(settings=said))
     assert_close(loaded(tmp_path / "out")(IDS).logits, theirs(IDS), 1e-5)
+    if kind == "llama":
+        write_for(tmp_path / "out", tmp_path / "back", "x-transformers")
+        again = torch.load(tmp_path / "back/model.pt", weights_only=True)
+        wanted = theirs.state_dict()
+        assert again.keys() == wanted.keys()
+        theirs.load_state_dict(again)
+        assert all(torch.equal(again[name], wanted[name]) for name in wanted if "inv_freq" not in name)
+
+
+@pytest.mark.parametrize("kind", ["learned", "rotary", "tied"])
+def test_it_goes_out(tmp_path, kind):
+    weights = plain(64)
+    said = dict(DECODER)
+    if kind == "rotary":
+        del weights["pos_emb.emb.weight"]
+        weights["attn_layers.rotary_pos_emb.inv_freq"] = 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+        said |= ROTATION
+    if kind == "tied":
+        del weights["to_logits.weight"]
+        said["logit_scale"] = 0.125
+    torch.save(weights, tmp_path / "last.pt")
+    mend(tmp_path / "last.pt", tmp_path / "ours", options=Options(settings=said))
+    write_for(tmp_path / "ours", tmp_path / "out", "x-transformers")
+    again = torch.load(tmp_path / "out/model.pt", weights_only=True)
+    assert again.keys() == weights.keys()
+    assert all(torch.allclose(again[name], weights[name], atol=0, rtol=1e-6) for name in weights)
+    assert all(torch.equal(again[name], weights[name]) for name in weights if "inv_freq" not in name)
+    mend(tmp_path / "out", tmp_path / "again")  # with the settings that lie there
+    assert stored(tmp_path / "again") == stored(tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"sliding_window": 6, "layer_types": ["sliding_attention"] * 2}, "sliding_window is 6, and None there"),
+        ({"norm_eps": 1e-6}, "norm_eps is 1e-06, and 1e-05 there"),
+        ({"final_logit_softcapping": 5.0}, "final_logit_softcapping is 5.0, and None there"),
+    ],
+)
+def test_what_it_has_no_place_for_is_named(tmp_path, changed, said):
+    torch.save(plain(64), tmp_path / "last.pt")
+    mend(tmp_path / "last.pt", tmp_path / "ours", options=Options(settings=DECODER))
+    edit_config(tmp_path / "ours", **changed)
+    with pytest.raises(ConversionError, match=said):
+        write_for(tmp_path / "ours", tmp_path / "out", "x-transformers")
+    assert not (tmp_path / "out").exists()

@@ -56,7 +56,7 @@ def assert_as_library(pair, searches, **settings):
     return search, text
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "deepseek_v3", "bloom", "t5", "marian"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "deepseek_v3", "bloom", "qwen3_5_text", "lfm2", "t5", "marian"])
 def test_texts_and_scores_are_the_library_s(name, searches):
     pair = make(name)
     assert_as_library(pair, searches, **prompts([5, 3, 6]), eos_token_id=ENDS, num_return_sequences=2)
@@ -69,7 +69,7 @@ def test_settings_are_the_library_s(name, settings, searches):
     assert_as_library(make(name), searches, **prompts([5, 8, 3]), **settings)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "t5", "marian"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_text", "t5", "marian"])
 def test_a_cpu_searches_by_its_compiled_steps(name, searches, untraced):
     plain, quick = make(name)[0], make(name)[0].prepare_for_inference(compile=True)
     calls, step = [], quick.runtime.steps.logits

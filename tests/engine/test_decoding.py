@@ -26,6 +26,9 @@ DECODERS = {
     "qwen3, relative": {"position_type": "relative_bias"},
     "bloom": {},
     "opt": {},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8},
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
 }
 SOURCED = {"t5": {}, "marian": {"decoder_start_token_id": 0}}
 
@@ -283,7 +286,7 @@ def test_alike_layers_are_compiled_once_with_joined_products(monkeypatch):
     assert sorted(counts) == [[0, 0], [0, 0], [1, 1], [7, 4]], "a layer, the head, and what has no products"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt2", "t5", "marian", "bloom"])
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "t5", "marian", "bloom", "qwen3_5_text", "olmo_hybrid", "lfm2"])
 def test_a_cpu_writes_by_its_compiled_steps(name, untraced):
     plain, quick = make(name)[0], make(name)[0].prepare_for_inference(compile=True)
     calls = []

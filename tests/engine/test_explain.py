@@ -77,8 +77,8 @@ def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
 def test_questions_are_said_in_words(monkeypatch):
     words = {
         "onednn": "oneDNN's product",
-        ("in parts", 1, 384, 384): "a product in parts, 1 row by 384 x 384 weights",
-        ("in parts", 4, 384, 768): "a product in parts, 2 to 4 rows by 384 x 768 weights",
+        "in parts, rows: 1": "a product in parts, rows: 1",
+        "in parts, rows: 4": "a product in parts, rows: 4",
         "packed, torch.float32": "a packed weight in float32",
         "widened, torch.float16": "a product by way of float32 in float16",
         "packed 4 bits, torch.bfloat16": "PyTorch's 4-bit product in bfloat16",
@@ -87,7 +87,7 @@ def test_questions_are_said_in_words(monkeypatch):
     monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(words, True))
     explanation = explain(make())
     assert list(explanation.decisions) == list(words.values())
-    assert "in parts, 1 row by 384 x 384 weights: faster here" in str(explanation)
+    assert "a product in parts, rows: 1: faster here" in str(explanation)
 
 
 def test_each_question_has_words():

@@ -13,18 +13,6 @@ def unmeasured(monkeypatch):
     monkeypatch.setattr(measure, "_verdicts", {})
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize(("outputs", "inputs"), [(1024, 1024), (2048, 96), (1000, 3000), (1 << 18, 64)])
-def test_weights_to_be_timed_tell_where_an_output_stands(rows, outputs, inputs):
-    weights = measure.some_weights(outputs, inputs)
-    states = measure.random_matrix(rows, inputs)
-    assert len(weights[0]) == outputs or (len(weights[0]) % 16 == 0 and len(weights[0]) >= 1024)
-    assert sum(weight.numel() for weight in weights) <= max(1 << 23, 1024 * inputs)
-    right = F.linear(states, weights[0])
-    for shift in (1, 16, 64, len(weights[0]) // 16):
-        assert not torch.allclose(right.roll(shift, -1), right, atol=1e-3)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("outputs", [7, 160, 163])  # fewer than parts, whole parts, and some more
 @pytest.mark.parametrize("shape", [(1, 24), (2, 1, 24), (4, 24), (24,)])
@@ -38,25 +26,36 @@ def test_the_product_is_the_plain_one(shape, outputs, bias):
 def test_a_wrong_product_is_never_quicker(monkeypatch):
     for module, name in ((linear, "in_parts"), (onednn, "product")):
         monkeypatch.setattr(module, name, lambda states, weight: F.linear(states, weight).roll(64, -1))
-    assert not linear.is_quicker_in_parts(1, 1024, 512)
-    assert not linear.is_quicker_in_parts(3, 1024, 512)
+    for rows in (1, 3):
+        assert not linear.is_quicker_in_parts(rows, 1 << 22)
     assert not onednn.is_quicker_in_float32()
 
 
-@pytest.mark.parametrize("are_quicker", [{"parts"}, {"onednn"}, {"parts", "onednn"}, set()])
+def test_few_rows_are_asked_about_once_whatever_the_size():
+    for rows, weights in ((1, 1 << 18), (1, 1 << 22), (2, 1 << 18), (4, 1 << 22), (5, 1 << 22), (1, 1 << 8)):
+        linear.is_quicker_in_parts(rows, weights)
+    assert measure.verdicts().keys() == {"in parts, rows: 1", "in parts, rows: 4"}
+
+
+@pytest.mark.parametrize("quicker", [{"in parts"}, {"onednn"}, {"in parts", "onednn"}, set()])
 @torch.no_grad()
-def test_few_rows_are_multiplied_in_parts_and_many_by_onednn(are_quicker, monkeypatch):
+def test_each_number_of_rows_has_its_product(quicker, monkeypatch):
+    """Few rows in parts, and many by oneDNN's: where that is faster."""
     asked = []
-    verdict = lambda rows, outputs, inputs: asked.append((rows, outputs, inputs)) or "parts" in are_quicker  # noqa: E731
-    monkeypatch.setattr(linear, "is_quicker_in_parts", verdict)
-    monkeypatch.setattr(onednn, "is_quicker_in_float32", lambda: "onednn" in are_quicker)
+
+    def answered(question, measure):
+        asked.append(question)
+        return question.partition(",")[0] in quicker
+
+    for module in (linear, onednn):
+        monkeypatch.setattr(module, "is_measured", answered)
     layer, small = nn.Linear(256, 1024), nn.Linear(64, 64)
     for each in (layer, small):
         each.__class__ = linear.QuickLinear
+    few = linear.in_parts if "in parts" in quicker else None
     for rows in (1, 4):
-        assert layer._product(torch.ones(rows, 256)) is (linear.in_parts if "parts" in are_quicker else None)
-    assert asked == [(1, 1024, 256), (4, 1024, 256)]
-    assert layer._product(torch.ones(100, 256)) is (onednn.product if "onednn" in are_quicker else None)
+        assert layer._product(torch.ones(rows, 256)) is few
+    assert layer._product(torch.ones(100, 256)) is (onednn.product if "onednn" in quicker else None)
     assert layer._product(torch.ones(5, 256)) is None  # too little work
     asked.clear()
     monkeypatch.setattr(linear, "can_multiply", lambda *_: pytest.fail("asked about a small product"))

@@ -107,7 +107,10 @@ def test_drafts_behind_a_window_are_taken_back(way, untraced):
     assert torch.equal(*texts)
 
 
-FAMILIES = "gpt2 llama mistral opt bert-decoder t5-v1.1 umt5 marian bart qwen3_moe gpt_oss".split()
+FAMILIES = "gpt2 llama mistral opt bert-decoder t5-v1.1 umt5 marian bart qwen3_moe gpt_oss qwen3_5_text lfm2".split()
+
+
+STATES = {"qwen3_5_text": "linear_attention", "lfm2": "conv"}
 
 
 def family_pair(family):
@@ -117,6 +120,8 @@ def family_pair(family):
         settings |= {"num_experts": 6, "moe_intermediate_size": 24}
     if family == "opt":
         settings |= {"token_embedding_size": 20, "norm_placement": "post", "final_norm": False}
+    if family in STATES:
+        settings |= {"layer_types": [STATES[family], "full_attention"]}
     if family == "mistral":
         settings |= {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
         settings |= {"attention_gate": True}
@@ -168,7 +173,39 @@ def test_a_window_that_somebody_moved_is_seen(untraced):
             for model, cache in zip((plain, quick), caches, strict=True)
         )
         assert_close(found, expected)
-    assert list(quick.runtime.steps.fallbacks.reasons) == ["the cache's layers hold their tokens in different places"]
+    assert list(quick.runtime.steps.fallbacks.reasons) == ["the cache's layers hold their tokens in different slots"]
+
+
+def test_a_text_of_layers_that_keep_a_state():
+    plain, quick = family_pair("qwen3_5_text")
+    assert torch.equal(text(quick, 1), text(plain, 1))
+    assert kinds(quick) == {("one", 1)}
+    assert not quick.runtime.steps.fallbacks.reasons
+
+
+@pytest.mark.parametrize("family", STATES)
+def test_states_of_the_library_s_cache_are_written_over(family, untraced):
+    """By a step that a caller asks for, or the library's own loop does."""
+    plain, quick = family_pair(family)
+    scored = {"return_dict_in_generate": True, "output_scores": True}  # which is the library's loop
+    for rows, settings in ((1, {}), (3, {}), (2, {"num_beams": 3})):
+        wanted = text(plain, rows, **settings)
+        assert torch.equal(text(quick, rows, **settings, **scored).sequences, wanted)
+        with torch.inference_mode():
+            assert torch.equal(text(quick, rows, **settings, **scored).sequences, wanted)
+    ids = token_ids(2, 9, vocab=STRONG["vocab_size"])
+    with torch.no_grad():
+        caches = [model(ids[:, :5], use_cache=True).past_key_values for model in (plain, quick)]
+        for place in range(5, 9):
+            wanted, found = (
+                model(ids[:, place : place + 1], past_key_values=cache).logits
+                for model, cache in zip((plain, quick), caches, strict=True)
+            )
+            assert_close(found, wanted)
+        branch = copy.deepcopy(caches[1])
+        first = [quick(ids[:, :1], past_key_values=cache).logits for cache in (caches[1], branch)]
+        assert torch.equal(*first)
+    assert not quick.runtime.steps.fallbacks.reasons
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])

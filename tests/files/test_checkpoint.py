@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 
 from blockformer.files import pickled, safetensors_io
 from blockformer.files.checkpoint import Checkpoint
+from blockformer.files.config_file import with_floats
 from blockformer.files.errors import CheckpointError
 from blockformer.files.finite import nonfinite
 from blockformer.files.json_files import read_json
@@ -86,6 +87,15 @@ def test_bad_config(tmp_path: Path, text: bytes, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_json(tmp_path / "config.json")
     refused(tmp_path, message)
+
+
+def test_an_infinity_of_earlier_releases_is_read_as_todays_write_it(tmp_path: Path) -> None:
+    make_single(tmp_path)
+    (tmp_path / "config.json").write_bytes(b'{"limit": [0.0, Infinity], "architectures": null}')
+    entries = Checkpoint(tmp_path).config
+    assert entries["limit"] == [0.0, {"__float__": "Infinity"}]
+    assert with_floats(entries)["limit"] == [0.0, float("inf")]
+    assert with_floats({"__float__": "3"}) == {"__float__": "3"}
 
 
 def test_no_folder_no_config_no_weights(tmp_path: Path) -> None:

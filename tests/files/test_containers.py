@@ -33,6 +33,7 @@ def only(folder, name, content=b""):
 def adapter(folder):
     settings = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "Qwen/Qwen3-0.6B"}
     only(folder, "adapter_config.json", json.dumps(settings).encode())
+    (folder / "adapter_model.safetensors").touch()
 
 
 def test_a_shard_of_an_official_model(tmp_path, official):

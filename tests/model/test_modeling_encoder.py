@@ -1,4 +1,4 @@
-"""The encoder: what is its own beside the decoder. Parity with official encoders stands in tests/conversion."""
+"""The encoder: what it has that a decoder does not. Parity with official encoders stands in tests/conversion."""
 
 import copy
 import math

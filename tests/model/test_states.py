@@ -6,6 +6,8 @@ import pytest
 import torch
 from pairs import assert_close, assert_gradients_close, token_ids
 from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
     DynamicCache,
     Lfm2Config,
     Lfm2ForCausalLM,
@@ -19,8 +21,9 @@ from transformers import (
 import blockformer
 from blockformer.model.delta_rule import CHUNK, delta_rule_by_chunk, delta_rule_by_token, delta_rule_of_one
 
-STATE, CONV, FULL = "linear_attention", "conv", "full_attention"
+STATE, CONV, SCAN, FULL = "linear_attention", "conv", "state_space", "full_attention"
 STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
+SCANS = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
 SIZES = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -37,6 +40,7 @@ LENGTH = 150  # more than two chunks
 OF_KIND = {
     STATE: {**STATES, **QWEN},
     CONV: {"layer_types": [CONV, FULL, CONV], "conv_L_cache": 3, "conv_bias": True},
+    SCAN: {"layer_types": [SCAN, FULL, SCAN], **SCANS, "mamba_proj_bias": True},
 }
 
 
@@ -54,7 +58,7 @@ def model(kind=STATE, seed=0, **more):
     return a_model
 
 
-@pytest.fixture(params=[STATE, CONV])
+@pytest.fixture(params=[STATE, CONV, SCAN])
 def kind(request):
     return request.param
 
@@ -64,6 +68,9 @@ def official(name):
     sizes = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     if name == "lfm2":
         return Lfm2ForCausalLM(Lfm2Config(**{**sizes, "layer_types": [CONV, FULL, CONV], "block_multiple_of": 8}))
+    if name == "bamba":
+        del sizes["layer_types"], sizes["head_dim"]
+        return BambaForCausalLM(BambaConfig(**sizes, **SCANS, attn_layer_indices=[1]))
     if name == "olmo_hybrid":
         del sizes["head_dim"]
         settings = {**sizes, **STATES, "linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}}
@@ -72,7 +79,7 @@ def official(name):
     return Qwen3NextForCausalLM(Qwen3NextConfig(**settings, mlp_only_layers=[1], pad_token_id=0))
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "olmo_hybrid", "lfm2"])
+@pytest.fixture(scope="module", params=["qwen3_next", "olmo_hybrid", "lfm2", "bamba"])
 def pair(request, tmp_path_factory):
     """A model of transformers', and ours that was converted from it."""
     torch.manual_seed(0)
@@ -222,9 +229,10 @@ def test_a_model_learns_the_same_in_one_piece_and_by_checkpointing(kind):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("of_kind", [STATE, SCAN])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_does_not_overflow(dtype):
-    a_model = model(initializer_range=1.0)
+def test_half_precision_does_not_overflow(of_kind, dtype):
+    a_model = model(of_kind, initializer_range=1.0)
     ids = token_ids(2, LENGTH, vocab=97)
     exact, narrow = a_model.double(), copy.deepcopy(a_model).to(dtype)
     found, wanted = narrow(ids, use_cache=True), exact(ids).logits
@@ -234,7 +242,7 @@ def test_half_precision_does_not_overflow(dtype):
     theirs = (found.logits.double() - wanted).abs().mean() / wanted.abs().mean()
     assert theirs < (0.2 if dtype is torch.float16 else 0.8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.isfinite(model()(ids).logits).all()
+        assert torch.isfinite(model(of_kind)(ids).logits).all()
 
 
 def test_a_fresh_model_has_decays_of_every_rate():
@@ -336,6 +344,22 @@ def test_convolutions_that_cannot_be(fields, message):
         config(CONV, **fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": [SCAN] * 3}, "layer_types names 'state_space': add a layer of 'full_attention'"),
+        ({"mamba_n_groups": 3}, r"mamba_n_heads \(4\) is not a multiple of mamba_n_groups \(3\)"),
+        ({"mamba_d_conv": 1}, "mamba_d_conv must be an integer above 1, not 1"),
+        ({"mamba_hidden_act": "sillu"}, "mamba_hidden_act must be one of"),
+        ({"conv_bias": True}, "has no field 'conv_bias'"),
+        ({"add_cross_attention": True}, "layer_types names 'state_space', which is not supported with add_cross"),
+    ],
+)
+def test_state_spaces_that_cannot_be(fields, message):
+    with pytest.raises(ValueError, match=message):
+        config(SCAN, **fields)
+
+
 def test_a_misspelt_layer_type_is_told():
     with pytest.raises(ValueError, match="Did you mean 'linear_attention'"):
         blockformer.BlockformerDecoderConfig(num_hidden_layers=2, layer_types=["linear_atention", FULL])
@@ -351,9 +375,6 @@ def test_prepared_models_leave_such_layers_as_they_are(kind):
     ids = token_ids(2, 20, vocab=97)
     wanted = a_model(ids).logits.detach()
     text = a_model.generate(ids, max_new_tokens=6, do_sample=False)
-    assert "compile=True" not in str(blockformer.explain(a_model))
-    with pytest.raises(ValueError, match="layers that keep a state"):
-        a_model.prepare_for_inference(compile=True)
     prepared = a_model.prepare_for_inference()
     assert_close(prepared(ids).logits, wanted)
     assert torch.equal(prepared.generate(ids, max_new_tokens=6, do_sample=False), text)

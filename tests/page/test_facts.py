@@ -93,7 +93,7 @@ def numbers_cached(model):
     return sum(layer.keys.numel() + layer.values.numel() for layer in with_keys) // 3
 
 
-@pytest.mark.parametrize("name", ["bert", "qwen3", "t5", "gpt_oss", "modernbert", "qwen3_5_text", "lfm2"])
+@pytest.mark.parametrize("name", ["bert", "qwen3", "t5", "gpt_oss", "modernbert", "qwen3_5_text", "lfm2", "nemotron_h"])
 def test_parameters_and_cache_are_those_of_the_summary(name):
     config = blockformer.preset(name)
     facts, summary = Facts(config, 8), describe(blockformer.preset(name))

@@ -16,7 +16,13 @@ package, folder = sys.argv[1:]
 assert blockformer.__file__.startswith(package)
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES |= {"num_key_value_heads": 2, "intermediate_size": 48, "initializer_range": 0.2}
+SIZES |= {
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 assert blockformer.preset("jais2").norm_type == "layer_norm"
 torch.manual_seed(0)

@@ -1,3 +1,5 @@
+"""Exported repos: complete, readable in an afternoon, closed code, and an export that fails leaves nothing."""
+
 import ast
 import json
 import os
@@ -147,10 +149,9 @@ def test_every_repo_of_a_topology_has_the_same_code_however_it_is_written(tmp_pa
 def test_the_code_of_a_repo_can_be_read_in_an_afternoon(tmp_path):
     """Of every preset, with every part that it uses."""
     for name in blockformer.preset():
-        lines = {
-            file: len(path.read_text().splitlines()) for file, path in code_files(blockformer.preset(name)).items()
-        }
-        states = sum(lines.get(file, 0) for file in ("blocks.py", "delta_rule.py", "states.py"))
+        paths = {*code_files(blockformer.preset(name)).values()}  # the stand-in of parts that are left out once
+        lines = {path.name: len(path.read_text().splitlines()) for path in paths}
+        states = sum(lines.get(file, 0) for file in ("blocks.py", "delta_rule.py", "state_space.py", "states.py"))
         assert sum(lines.values()) - states <= 3500, name
 
 

@@ -30,6 +30,7 @@ MODELS = {
     "4 bits": (DECODER, LOW_BITS, {"rotary", "awq_linear"}),
     "experts": (DECODER, EXPERTS, {"rotary", "experts"}),
     "latent": (DECODER, {**LATENT, **EXPERTS}, {"rotary", "latent_attention", "experts"}),
+    "further tokens": (DECODER, {"num_nextn_predict_layers": 2}, {"rotary", "multi_token"}),
     "learned": (ENCODER, {"position_type": "learned"}, set()),
     "disentangled": (ENCODER, {"position_type": "disentangled"}, {"disentangled", "relative_bias"}),
     "relative keys": (ENCODER, {"position_type": "relative_key_query"}, {"relative_keys"}),

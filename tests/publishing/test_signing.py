@@ -57,7 +57,7 @@ def test_a_repo_passes_as_it_was_signed_and_when_it_is_exported_again(signed, re
         (lambda repo: (repo / "extra.txt").write_text("x"), r"Extra files .* extra\.txt"),
         (lambda repo: (repo / "generation_config.json").unlink(), r"Missing files .* generation_config\.json"),
         (lambda repo: (repo / "model.sig").write_text("{}"), r"model\.sig is damaged, or not a signature"),
-        (lambda repo: (repo / "model.sig").unlink(), r"there is no signature \(model\.sig\)"),
+        (lambda repo: (repo / "model.sig").unlink(), r"the signature is missing \(model\.sig\)"),
     ],
 )
 def test_what_was_changed_is_named(spoil, message, repo, signed):

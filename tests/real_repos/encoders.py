@@ -8,8 +8,19 @@ from .byte_level import byte_level
 from .common import APACHE, HUGE, MIT, bert_config, ends, roberta_config, sentence_files
 from .record import Head, Record, Rows, Token
 from .sentence_pieces import MASK, ROBERTA, ROBERTA_MAP, albert, camembert, deberta, xlm_roberta
-from .weights import Tensors, added, doubled, gamma_beta, positions, prefixed, rows_of, without
-from .word_pieces import MPNET_MAP, SPECIAL_MAP, word_pieces
+from .weights import (
+    Tensors,
+    added,
+    doubled,
+    gamma_beta,
+    inverse_frequencies,
+    plain_norms,
+    positions,
+    prefixed,
+    rows_of,
+    without,
+)
+from .word_pieces import MPNET_MAP, SPECIAL_MAP, amino_acids, word_pieces
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 ROBERTA_WORDS = "roberta.embeddings.word_embeddings.weight"
@@ -637,5 +648,42 @@ RECORDS = (
         files={**sentence_files(normalize=False, length=8192), "LICENSE": MIT},
         stubs=("onnx/model.onnx",),
         card={"library_name": "sentence-transformers", "license": "apache-2.0"},
+    ),
+    Record(
+        "facebook/esm2_t6_8M_UR50D",
+        "EsmForMaskedLM",
+        bert_config(
+            "EsmForMaskedLM",
+            "esm",
+            _name_or_path="/tmp/facebook/esm2_t6_8M_UR50D",
+            attention_probs_dropout_prob=0.0,
+            classifier_dropout=None,
+            emb_layer_norm_before=False,
+            esmfold_config=None,
+            gradient_checkpointing=...,
+            hidden_dropout_prob=0.0,
+            is_folding_model=False,
+            layer_norm_eps=1e-05,
+            mask_token_id=Token("<mask>"),
+            pad_token_id=Token("<pad>"),
+            position_embedding_type="rotary",
+            token_dropout=True,
+            torch_dtype="float32",
+            transformers_version="4.25.0.dev0",
+            type_vocab_size=...,
+            vocab_list=None,
+            vocab_size=Rows(),
+        ),
+        amino_acids,
+        spelling=(
+            plain_norms,
+            without("lm_head.decoder.weight", "inv_freq"),
+            inverse_frequencies("esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq", 8),
+            positions("esm.embeddings.position_ids"),
+            added({"esm.embeddings.position_embeddings.weight": (64, 32)}),
+        ),
+        stubs=("tf_model.h5",),
+        card={"license": "mit"},
+        quick=True,
     ),
 )  # fmt: skip

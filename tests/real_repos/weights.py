@@ -52,6 +52,12 @@ def gamma_beta(tensors: Tensors) -> Tensors:
     return {re.sub("|".join(names), lambda found: names[found[0]], name): each for name, each in tensors.items()}
 
 
+def plain_norms(tensors: Tensors) -> Tensors:
+    """The names of a norm's weight and bias that transformers 5.23 does not write of ESM."""
+    names = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+    return {re.sub("|".join(names), lambda found: names[found[0]], name): each for name, each in tensors.items()}
+
+
 def without(*endings: str) -> Spelling:
     """Leave out the tensors whose names end so."""
     return lambda tensors: {name: each for name, each in tensors.items() if not name.endswith(endings)}

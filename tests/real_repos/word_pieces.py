@@ -16,6 +16,8 @@ MPNET_MAP = {
     "sep_token": "</s>", "unk_token": "[UNK]",
 }  # fmt: skip
 
+RESIDUES = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>".split()
+
 
 @functools.cache
 def trained(lower: bool, first: tuple[str, ...]) -> tuple[str, ...]:
@@ -65,3 +67,14 @@ def word_pieces(
     if special_map is not None:
         files["special_tokens_map.json"] = special_map
     return Words(files, ids)
+
+
+def amino_acids() -> Words:
+    """The tokenizer of proteins: a list of letters, which only Python code reads."""
+    names = {f"{name}_token": f"<{name}>" for name in ("cls", "eos", "mask", "pad", "unk")}
+    files = {
+        "vocab.txt": "\n".join(RESIDUES),
+        "special_tokens_map.json": names,
+        "tokenizer_config.json": {**names, "model_max_length": 1024, "tokenizer_class": "EsmTokenizer"},
+    }
+    return Words(files, {token: index for index, token in enumerate(RESIDUES)})

@@ -1,4 +1,4 @@
-"""A loss that is no number ends training by name of its step."""
+"""A loss that is not a number ends training and names the step."""
 
 import math
 

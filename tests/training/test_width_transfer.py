@@ -116,6 +116,20 @@ def test_maps_into_a_state_are_hidden_and_its_rates_are_heads(heads):
         assert rates[f"model.layers.0.self_attn.{name}.weight"] == 1 / growth
 
 
+@pytest.mark.parametrize("heads", [2, 8])
+def test_maps_into_a_state_space_are_hidden_and_its_steps_are_heads(heads):
+    base = of_width("bamba", 16, mamba_n_heads=2, mamba_d_head=8)
+    config = of_width("bamba", 64, mamba_n_heads=heads, mamba_d_head=8)
+    model, plain = drawn(mup_model, LM, config, base), drawn(LM, config)
+    rates = rates_of(model, mup_groups(model, base, 1.0, 0.0))
+    as_head = ("in_proj_dt",) if heads == base.mamba_n_heads else ()
+    for name in ("in_proj_z", "in_proj_v", "in_proj_k", "in_proj_q", "in_proj_dt", "out_proj", "conv1d"):
+        ours, theirs = (getattr(each.model.layers[0].self_attn, name).weight for each in (model, plain))
+        growth = {"out_proj": heads / 2, "conv1d": 1}.get(name, 4)
+        torch.testing.assert_close(ours, theirs / (growth if name in as_head else growth**0.5))
+        assert rates[f"model.layers.0.self_attn.{name}.weight"] == 1 / growth
+
+
 @pytest.mark.parametrize(("scale", "expected"), [(None, 8**-0.5 / 4), (0.5, 0.125)])
 def test_scores_of_wider_heads_shrink_as_their_size(scale, expected):
     base = of_width("qwen3", 16, attention_scale=scale)

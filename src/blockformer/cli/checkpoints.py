@@ -27,7 +27,7 @@ QUIET_SECONDS = 5
 NOT_VERIFIED = 3
 """Exit status where a conversion was written and nothing could be compared."""
 LAYOUTS = ("blockformer", "official")
-CODES = ("litgpt", "torchtune", "torchtitan", "nanochat")
+CODES = ("litgpt", "torchtune", "torchtitan", "nanochat", "x-transformers")
 """Training code that models are written for."""
 FROM_WHERE = ("revision", "subfolder", "local_files_only")
 """Options of a source on the Hub."""

@@ -115,7 +115,7 @@ def convert(
         typer.Option(
             metavar="LAYOUT",
             help="'blockformer', 'official' for the way back, or training code: 'litgpt', 'torchtune', 'torchtitan', "
-            "'nanochat'.",
+            "'nanochat', 'x-transformers'.",
         ),
     ] = "blockformer",
     family: Annotated[
@@ -242,7 +242,7 @@ def inspect(
 
     if beside is not None:
         if compare is not None:
-            raise typer.BadParameter("--beside is the former name of --compare: give one of them")
+            raise typer.BadParameter("--beside is the former name of --compare: use one of them")
         compare = beside
     if html is None and (text is not None or compare is not None or force):
         raise typer.BadParameter("--text, --compare and --force need --html: add it, or leave them out")

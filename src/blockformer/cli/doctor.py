@@ -36,7 +36,11 @@ def doctor(
     ] = None,
     drop: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Leave this tensor out; may be repeated.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Leave this tensor out, or those of a pattern with *; may be repeated.",
+            show_default=False,
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None,
@@ -78,6 +82,10 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="The key of the model in a pickled file, such as ema.", show_default=False),
+    ] = None,
     max_shard_size: ShardSize = "5GB",
     force: Force = False,
     revision: Revision = None,
@@ -99,6 +107,7 @@ def doctor(
         "dtype": dtype,
         "names": names,
         "check": check,
+        "key": key,
     }
     reading = reading_of(revision, subfolder, None, local_files_only)
     run_doctor(src, against, mend, as_json, quick, list(setting or ()), force, max_shard_size, choices, **reading)

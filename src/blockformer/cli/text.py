@@ -111,7 +111,7 @@ def _answer(model: Any, tokenizer: Any, inputs: Any, samples: bool, max_new_toke
 def run_eval(src: str, files: list[Path], dtype: str | None, length: int | None, **reading: Any) -> None:
     """Perplexity and bits per byte of each file, and of all."""
     if missing := [str(path) for path in files if not path.is_file()]:
-        raise ConversionError(f"there is no file {missing[0]}")
+        raise ConversionError(f"{missing[0]}: no such file")
     model, tokenizer = load_writer(src, dtype, **reading)
     window = min(length or model.config.max_position_embeddings, model.config.max_position_embeddings)
     table = Table("file", "tokens", "perplexity", "bits per byte")

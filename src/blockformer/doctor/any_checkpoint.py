@@ -11,14 +11,15 @@ from torch import Tensor
 from blockformer.conversion.rules.groups import Group, Target
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import read_config
-from blockformer.files.errors import CheckpointError, ConversionError, shown
+from blockformer.files.errors import CheckpointError, ConversionError, listed, shown
 from blockformer.files.json_files import read_json
-from blockformer.files.names import STATE_DICTS
+from blockformer.files.names import PICKLED_SUFFIXES, STATE_DICTS
 from blockformer.files.safetensors_io import TensorInfo
 
 from .distributed import read_distributed
 from .finding import ERROR, WARNING, Finding
 from .llama2_c import LLAMA2_C, read_numbers
+from .pickled_models import others_in, read_pickled_model
 from .pieces import Pieced
 from .rank_files import read_rank_files
 from .weight_files import ADAPTER, DISTRIBUTED, RANKS, ZERO, Weights, weights_in
@@ -34,6 +35,7 @@ class AnyCheckpoint(Checkpoint):
     Args:
         source: a folder or a file.
         config: a `config.json` from elsewhere; None takes the one that lies there.
+        key: the keys that lead to the model in a pickled file, with dots between them; None: it is found.
 
     Attributes:
         findings: what is wrong with the files.
@@ -46,12 +48,12 @@ class AnyCheckpoint(Checkpoint):
         ConversionError: the file does not exist.
     """
 
-    def __init__(self, source: str | PathLike[str], config: Mapping[str, Any] | None = None):
+    def __init__(self, source: str | PathLike[str], config: Mapping[str, Any] | None = None, key: str | None = None):
         self.findings: list[Finding] = []
         self.kind = ""
         self.adapter: dict[str, Any] | None = None
         self.extras: dict[str, Any] = {}
-        self._given = config
+        self._given, self._key = config, key
         self._pieces: dict[str, Pieced | Flat] = {}
         self._plain: set[Path] = set()
         path = Path(source)
@@ -76,8 +78,10 @@ class AnyCheckpoint(Checkpoint):
             self._read_headers(weights)
         except CheckpointError as error:
             self.findings.append(Finding("file", ERROR, str(error)))
+        if weights.places is not None:
+            self._compare_index(weights.places)
         if self.wrapper:
-            self.extras = _extras(weights.files[0], self.wrapper)
+            self.extras = self._extras(weights.files[0], self.wrapper)
             self.findings.append(
                 Finding(
                     "key",
@@ -123,7 +127,7 @@ class AnyCheckpoint(Checkpoint):
                 if numbers is not None:
                     self._plain.add(path)
                     self.extras = {LLAMA2_C.key: numbers[1]}
-                infos = self._headers(path) if numbers is None else numbers[0]
+                infos = self._infos(path) if numbers is None else numbers[0]
             except CheckpointError as error:
                 self.findings.append(Finding("file", ERROR, str(error)))
                 continue
@@ -134,11 +138,51 @@ class AnyCheckpoint(Checkpoint):
                     said = f"{shown(info.name)} is in {where}; the first is read"
                     self.findings.append(Finding("twice", ERROR, said, "remove one of the files", names=(info.name,)))
 
+    def _infos(self, path: Path) -> list[TensorInfo]:
+        """The headers of a file; a pickle that the strict reader refuses is read with stand-ins."""
+        is_pickled = path.suffix in PICKLED_SUFFIXES
+        try:
+            if self._key is None or not is_pickled:
+                return self._headers(path)
+        except CheckpointError:
+            if not is_pickled:
+                raise
+        try:
+            found = read_pickled_model(path, self._key)
+        except CheckpointError:
+            found = None
+            if self._key is not None:
+                raise
+        if found is None:
+            return self._headers(path)
+        self.findings += found.findings
+        self.extras = found.extras
+        return found.infos
+
+    def _compare_index(self, places: Mapping[str, str]) -> None:
+        """Note where an index contradicts the files that are there."""
+        read = {info.file.name for info in self.tensors.values()}
+        here = {name: file for name, file in places.items() if file in read}
+        problems = [each for each in self._differences(here) if "in no shard" not in each]
+        if problems and not any(each.kind == "twice" for each in self.findings):
+            said = f"the index and the files do not agree:{listed(problems, 3)}"
+            fix = "remove the index if another save has left it; --mend writes a new one"
+            self.findings.append(Finding("index", WARNING, said, fix, True))
+
     def _take_pieces(self, pieces: Mapping[str, Pieced | Flat]) -> None:
         self._pieces = dict(pieces)
         self.tensors = {name: each.info for name, each in pieces.items()}
         for path in sorted({file for each in pieces.values() for file in each.files}):
             self._note(path)
+
+    def _extras(self, path: Path, key: str) -> dict[str, Any]:
+        """The plain dicts next to the weights in a pickled file, which has been read with success before."""
+        loaded = torch.load(path, map_location="meta", weights_only=True, mmap=False)
+        if others := others_in(loaded, key):
+            said = f"the file has other weights too, under {' and '.join(map(shown, others))}; those under {shown(key)}"
+            fix = f"an average of the weights (EMA) is often the better model: --key {others[0]} reads it"
+            self.findings.append(Finding("other-weights", WARNING, f"{said} are read", fix, True))
+        return {str(name): value for name, value in loaded.items() if name != key and isinstance(value, dict)}
 
     def _note(self, path: Path) -> None:
         """Remember a file for `check_unchanged`; links may not lead out of the folder."""
@@ -157,12 +201,6 @@ class AnyCheckpoint(Checkpoint):
     def parts(self, name: str) -> Iterator[Tensor]:
         """See `Checkpoint.parts`; a tensor in pieces is read whole."""
         return iter([self.read(name).reshape(-1)]) if name in self._pieces else super().parts(name)
-
-
-def _extras(path: Path, key: str) -> dict[str, Any]:
-    """The plain dicts next to the weights in a pickled file, which has been read with success before."""
-    loaded = torch.load(path, map_location="meta", weights_only=True, mmap=False)
-    return {str(name): value for name, value in loaded.items() if name != key and isinstance(value, dict)}
 
 
 class Changed(Checkpoint):

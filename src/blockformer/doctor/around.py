@@ -11,8 +11,9 @@ from transformers import GenerationConfig
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.generation_settings import FILE
 from blockformer.files.json_files import read_json
+from blockformer.files.names import TOKENIZER_FILES
 from blockformer.files.quiet import quiet
-from blockformer.files.regular import open_regular
+from blockformer.files.regular import LFS_POINTER, open_regular
 from blockformer.files.tokenizer_bounds import MOST_BYTES
 
 from .finding import ERROR, NOTE, WARNING, Finding, counted
@@ -33,6 +34,9 @@ def around_weights(folder: Path, entries: Mapping[str, Any], rows: int | None, l
         rows: of the embeddings; None if they are not known.
         longest: positions of the model; None for no bound.
     """
+    if pointers := [name for name in TOKENIZER_FILES if _is_pointer(folder / name)]:
+        said = f"{', '.join(pointers)}: a git-LFS pointer, not the file itself"
+        return [Finding("pointer", ERROR, said, "run `git lfs pull` in its folder", names=tuple(pointers))]
     try:
         tokens, settings = tokens_in(folder), _object(folder / "tokenizer_config.json")
         generation = _object(folder / "generation_config.json")
@@ -50,6 +54,13 @@ def around_weights(folder: Path, entries: Mapping[str, Any], rows: int | None, l
         said = f"pad_token_id and eos_token_id are both {pad}: collators mask the end in training, and a classifier"
         findings.append(Finding("pad", NOTE, f"{said} that finds the last token by its id reads another one", ""))
     return findings
+
+
+def _is_pointer(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open_regular(path) as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def tokens_in(folder: Path) -> dict[str, int]:

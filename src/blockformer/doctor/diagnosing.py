@@ -66,7 +66,7 @@ def examined(
 ) -> Iterator[tuple[Examination, AnyCheckpoint | None]]:
     """The examination of a checkpoint, and the other checkpoint, both open."""
     other = None if against is None else AnyCheckpoint(_place(against))
-    checkpoint = AnyCheckpoint(_place(source, **reading))
+    checkpoint = AnyCheckpoint(_place(source, **reading), key=options.key)
     if not checkpoint.config and checkpoint.adapter is None and other is not None and other.config:
         checkpoint.config = dict(other.config)
         checkpoint.findings = [each for each in checkpoint.findings if each.kind != "config"]
@@ -107,9 +107,9 @@ def diagnosis_of(
     )
     result.add([*checkpoint.findings, *found.findings])
     kinds = {each.kind for each in result.findings}
-    if "shards" in kinds:  # what is missing with the files is no finding of its own
+    if kinds & {"shards", "file"}:  # what is missing with the files is no finding of its own
         result.findings = [each for each in result.findings if each.kind != "missing"]
-    is_plain = "mlx" not in kinds
+    is_plain = found.is_one_model
     if checkpoint.kind != ADAPTER and checkpoint.tensors and is_plain:
         result.add(of_dtypes(checkpoint.tensors, found.config, kept_wide(found.layouts)))
         if found.layouts is not None:

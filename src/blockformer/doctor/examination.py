@@ -4,7 +4,6 @@ Every step that the tensors determine is taken. One that they do not determine i
 option that says it.
 """
 
-import difflib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,7 +27,7 @@ from blockformer.publishing.repo_code import full_auto_map
 from .any_checkpoint import AnyCheckpoint, Changed
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .fused import renamed, split_joined
-from .kin import all_known_beginnings, kin
+from .kin import all_known_beginnings
 from .known_codes import OWN_CODE, code_of
 from .layouts import Layouts, layouts_of
 from .lora import merged
@@ -38,13 +37,13 @@ from .name_map import read_map
 from .options import Options
 from .own_code import CONFIG, OwnCode
 from .prefixes import unwrapped
-from .renames import asked_renames, with_renames
+from .renames import asked_names
+from .telling_names import not_a_model, of_adapter, of_another_family
+from .unknown_family import of_no_family
 from .weight_files import ADAPTER
 
 SAID_NOWHERE = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "initializer_range")
 """Entries that the settings of training code lack."""
-FEWEST = 4
-"""Tensors whose names say something of the family; any three are somebody's."""
 TRIES = 4
 """Changes of `config.json` that are made one after the other."""
 
@@ -62,6 +61,7 @@ class Examination:
         findings, changes: see `Diagnosis`.
         is_whole: whether what would be written is a whole checkpoint.
         code: the training code whose checkpoint it is.
+        is_one_model: whether its tensors are weights of one model as they are.
     """
 
     checkpoint: AnyCheckpoint
@@ -73,6 +73,7 @@ class Examination:
     changes: list[str] = field(default_factory=list)
     is_whole: bool = False
     code: OwnCode | None = None
+    is_one_model: bool = True
 
     @property
     def written(self) -> Changed:
@@ -83,25 +84,29 @@ class Examination:
 def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     """Examine names, shapes and settings; no numbers are read, except where a family's variant depends on them."""
     found = Examination(checkpoint, {**checkpoint.config, **options.settings})
-    names = with_renames(checkpoint.tensors, asked_renames(options.renames))
-    for name in options.dropped:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            raise ConversionError(f"--drop {name}: no such tensor{f'; did you mean {near[0]}?' if near else ''}")
-        names.pop(name)
+    names = asked_names(checkpoint.tensors, options.renames, options.dropped)
     _note_what_is_asked(found, options)
     if not names or checkpoint.kind == ADAPTER:
+        found.findings += of_adapter(checkpoint.tensors)
         return found
     if packed := packed_by_mlx(checkpoint.tensors):
         found.findings.append(Finding("mlx", ERROR, *packed))
+        found.is_one_model = False
         return found
     if options.names is not None:
         _map(found, names, options)
         return found
     if _is_of_own_code(found, names, options):
         return found
+    headers = {name: checkpoint.tensors[old] for name, old in names.items()}
+    known = all_names(found.config, options.family) or all_known_beginnings()
+    if (told := not_a_model(names, headers, found.config, known)) is not None:
+        found.findings.append(told)
+        found.is_one_model = False
+        return found
     _drop_stale_quantization(found)
-    if not _has_family(found, names, options):
+    if not (found.config.get("model_type") or options.family):
+        found.findings += of_no_family(names, found.config, checkpoint.folder)
         return found
     for _ in range(TRIES):
         findings, changes, fits = _names_and_shapes(found, names, options)
@@ -205,29 +210,6 @@ def _drop_stale_quantization(found: Examination) -> None:
         found.findings.append(Finding("quantization", ERROR, said, f"remove {entry}", True, (entry,)))
         del found.config[entry]
         found.changes.append(f"config.json: {entry} removed")
-
-
-def _has_family(found: Examination, names: Mapping[str, str], options: Options) -> bool:
-    """Whether a config says what the model is; if not, the families that it may be of are a finding."""
-    if found.config.get("model_type") or options.family:
-        return True
-    plain = unwrapped([*names], all_known_beginnings())
-    fitting = [name for name, _ in kin([*plain.names])] if len(plain.names) >= FEWEST else []
-    found.findings += plain.findings if fitting else []
-    missing = "config.json: model_type is missing" if found.config else "config.json is missing"
-    if not found.config and (found.checkpoint.folder / "config.json").exists():
-        missing = "config.json cannot be read"
-    if not fitting:
-        said = f"{missing}, and the tensors have the names of no known family"
-        fix = "put the config.json there, or name the family with --family; names of your own code: --map NAMES.json"
-    elif fitting[1:]:
-        said = f"{missing}, and the tensors have the names of {', '.join(fitting[:8])}"
-        fix = "put the config.json of the model it was made of there, or name that model with --against"
-    else:
-        said = f"{missing}, and the tensors have the names of {fitting[0]}"
-        fix = "put the config.json of the model it was made of there, or name that model with --against"
-    found.findings.append(Finding("config", ERROR, said, fix, names=tuple(fitting)))
-    return False
 
 
 def _names_and_shapes(
@@ -389,7 +371,12 @@ def _check(
     except ConversionError as error:
         reason = error
     if found.plan is None:
-        misfits = [*of_names(unknown, missing), *wrong_shapes(found.groups, layouts.released)]
+        misfits = of_another_family(found.checkpoint.tensors, unknown, layouts.family.name)
+        if misfits:
+            findings[:] = [each for each in findings if each.kind not in ("layout", "prefix", "fused")]
+            found.findings = [each for each in found.findings if each.kind != "architectures"]
+            found.changes.clear()
+        misfits = misfits or [*of_names(unknown, missing), *wrong_shapes(found.groups, layouts.released)]
         findings += misfits
         is_told = misfits or any(each.severity == ERROR and not each.is_mended for each in findings)
         findings += [] if is_told or reason is None else [of_error(reason)]

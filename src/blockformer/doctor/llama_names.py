@@ -7,7 +7,7 @@ or is said by the user. Both write Llama's queries and keys with the rotated pai
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from blockformer.conversion.rules.operations import DeinterleaveRotary, Identity
+from blockformer.conversion.rules.operations import Chain, DeinterleaveRotary, Each, Identity, LeadingAxis, Split
 from blockformer.conversion.rules.table import Rule
 from blockformer.files.errors import ConversionError
 
@@ -58,6 +58,9 @@ TITAN = {
 }
 INNER = "attention.qkv_linear.w"
 """How later releases of torchtitan call `attention.w` of queries, keys and values in Qwen3."""
+JOINED, BOTH = "attention.wqkv.weight", "feed_forward.w13.weight"
+"""Tensors that its latest releases have joined."""
+QKV = ("q_proj", "k_proj", "v_proj")
 NORM_PARTS = ("norm", "layernorm")
 
 
@@ -67,8 +70,6 @@ def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, T
 
     def entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         names = _todays(tensors)
-        if any(f"{INNER}qkv." in each for each in tensors):
-            refuse(name, ["queries, keys and values are one matrix (wqkv); save with them apart"])
 
         def rows(official: str) -> int:
             header = tensors.get(names.get(f"layers.0.{theirs[official]}.weight", ""))
@@ -76,24 +77,29 @@ def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, T
                 raise ConversionError(f"'layers.0.{theirs[official]}.weight' is missing; save the whole model again")
             return header.shape[0]
 
+        joined, both = (tensors.get(names.get(f"layers.0.{each}", "")) for each in (JOINED, BOTH))
         has_norms = f"layers.0.{theirs['self_attn.q_norm']}.{norm}" in names
         has_biases = f"layers.0.{theirs['self_attn.q_proj']}.bias" in names
         family = "qwen3" if has_norms else "qwen2" if has_biases else "llama"
         kind = settings.get("model_type", family)
         if kind != family and (family, kind) != ("llama", "mistral"):
             refuse(name, [f"config.json has model_type {said(kind)}, and the tensors are those of {family}"])
-        _ask(settings, name)
-        heads = settings["num_attention_heads"]
-        size = rows("self_attn.q_proj") // heads
+        _ask(settings, name, [] if joined is None else ["num_key_value_heads"])
+        heads, groups = settings["num_attention_heads"], settings.get("num_key_value_heads")
+        if joined is not None:
+            size = joined.shape[0] // (heads + 2 * groups)
+        else:
+            size = rows("self_attn.q_proj") // heads
+            groups = rows("self_attn.k_proj") // max(size, 1)
         numbers = {int(each.split(".")[1]) for each in names if each.startswith("layers.")}
         return {
             "model_type": kind,
             "architectures": [ARCHITECTURES[kind]],
             "vocab_size": tensors[EMBEDDINGS].shape[0],
             "hidden_size": tensors[EMBEDDINGS].shape[1],
-            "intermediate_size": rows("mlp.gate_proj"),
+            "intermediate_size": rows("mlp.gate_proj") if both is None else both.shape[1],
             "num_hidden_layers": len(numbers),
-            "num_key_value_heads": rows("self_attn.k_proj") // max(size, 1),
+            "num_key_value_heads": groups,
             **({} if kind == "qwen2" else {"head_dim": size}),
             "hidden_act": "silu",
             "tie_word_embeddings": not {"output.weight", "lm_head.weight"} & {*tensors},
@@ -104,19 +110,19 @@ def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, T
     return entries
 
 
-def _ask(settings: Settings, name: str) -> None:
+def _ask(settings: Settings, name: str, more: Collection[str] = ()) -> None:
     """Refuse settings without what no shape shows; an official `config.json` has it, or means its class's default."""
-    wanted = [*ASKED][:1] if settings.get("architectures") else [*ASKED]
+    wanted = [*([*ASKED][:1] if settings.get("architectures") else ASKED), *more]
     absent = [each for each in wanted if each not in settings]
     if absent:
-        options = " ".join(f"--set {each}={ASKED[each]}" for each in absent)
+        options = " ".join(f"--set {each}={ASKED.get(each, '8')}" for each in absent)
         raise ConversionError(
             f"{name} saves no settings, and shapes do not show {', '.join(absent)}: put the config.json of the model "
             f"that it was made of there, name that model with --against, or tell doctor, such as {options}"
         )
-    heads = settings["num_attention_heads"]
-    if type(heads) is not int or heads < 1:
-        raise ConversionError(f"num_attention_heads must be a positive integer, not {said(heads)}")
+    for each in ("num_attention_heads", *more):
+        if type(settings[each]) is not int or settings[each] < 1:
+            raise ConversionError(f"{each} must be a positive integer, not {said(settings[each])}")
 
 
 def _todays(names: Collection[str]) -> dict[str, str]:
@@ -136,18 +142,39 @@ def _rules_with(modules: Names, norm: str) -> Callable[[Model, Collection[str]],
             Rule(f"norm.{norm}", "model.norm.weight"),
             Rule(head, "lm_head.weight"),
         ]
+        todays = _todays(names)
+        joined, both = (any(name.endswith(f".{each}") for name in todays) for each in (JOINED, BOTH))
+        found += [*(_joined_rules(model) if joined else ()), *(_both_rules() if both else ())]
         for own, official in modules.items():
+            if (joined and official.endswith(QKV)) or (both and official.endswith(("gate_proj", "up_proj"))):
+                continue
             is_turned = model.family in PAIRED and official in ("self_attn.q_proj", "self_attn.k_proj")
             op = DeinterleaveRotary(size, size) if is_turned else Identity()
             kind = norm if official.endswith(NORM_PARTS) else "weight"
             if is_inner and own in ("attention.wq", "attention.wk", "attention.wv"):
                 own = own.replace("attention.w", INNER)
             found.append(Rule(f"{LAYER}{own}.{kind}", f"{OURS}{official}.weight", op))
-            if model.family == "qwen2" and official.endswith(("q_proj", "k_proj", "v_proj")):
+            if model.family == "qwen2" and official.endswith(QKV):
                 found.append(Rule(f"{LAYER}{own}.bias", f"{OURS}{official}.bias"))
         return found
 
     return rules
+
+
+def _joined_rules(model: Model) -> list[Rule]:
+    """Queries, keys and values as one matrix: of each key head its queries, its key, its value."""
+    config = model.config
+    size, groups = config.head_dim, config.num_key_value_heads
+    split = Split(0, (config.num_attention_heads * size, groups * size, groups * size), groups)
+    turn = DeinterleaveRotary(size, size) if model.family in PAIRED else Identity()
+    parts = tuple(f"{OURS}self_attn.{part}.weight" for part in QKV)
+    return [Rule(f"{LAYER}{INNER}qkv.weight", parts, Chain(split, Each((turn, turn, Identity()))))]
+
+
+def _both_rules() -> list[Rule]:
+    """Gate and up as one tensor, [2, F, C]."""
+    parts = tuple(f"{OURS}mlp.{part}_proj.weight" for part in ("gate", "up"))
+    return [Rule(f"{LAYER}{BOTH}", parts, Chain(Split(0, (1, 1)), LeadingAxis()))]
 
 
 def _nothing(model: Model) -> dict[str, Any]:
@@ -167,7 +194,7 @@ TORCHTUNE = OwnCode(
 )
 TORCHTITAN = OwnCode(
     name="torchtitan",
-    shows=(EMBEDDINGS, "layers.0.attention.wo.weight", "layers.0.feed_forward.w1.weight", "layers.0.ffn_norm.weight"),
+    shows=(EMBEDDINGS, "layers.0.attention.wo.weight", "layers.0.ffn_norm.weight"),
     key=CONFIG,
     entries=_entries_with(TITAN, "weight", "torchtitan"),
     rules=_rules_with(TITAN, "weight"),

@@ -30,6 +30,8 @@ from .examination import Examination
 from .finding import ERROR, Diagnosis
 from .layouts import Layouts
 from .options import Options
+from .own_tokenizers import write_own_tokenizer
+from .weight_numbers import rows_of
 
 NOT_COPIED = ("config.json", "conversion.json", *ADAPTERS)
 """Files next to the weights that are written anew, or belong to what is left out."""
@@ -127,6 +129,8 @@ def copy_side_files(found: Examination, folder: Path, choices: Options) -> list[
         elif name.endswith(CODE_FILES):
             left.append(name)
     said = [f"copied as they are: {', '.join(copied)}"] if copied else []
+    rows = None if found.layouts is None else rows_of(found.written.tensors, found.layouts)
+    said += write_own_tokenizer(checkpoint.folder, folder, rows)
     return said + ([f"not copied, code of the folder: {', '.join(left)}"] if left else [])
 
 

@@ -18,12 +18,13 @@ class Options:
     Attributes:
         family: the official family.
         renames: `OLD=NEW`, parts of names.
-        dropped: names that are left out.
+        dropped: names that are left out, or patterns of them with `*`.
         settings: entries of `config.json`.
         qkv, gate_up: how joined matrices lie; see `fused.py`.
         lora_scale: with which an adapter among the weights is merged.
         dtype: of what is written.
         names: the path of a file of names, for weights of unknown code; see `name_map.py`.
+        key: the keys that lead to the model in a pickled file, with dots between them.
         check: the path of a file of logits that the mended model must compute; see `checking.py`.
 
     Raises:
@@ -40,6 +41,7 @@ class Options:
     dtype: str | None = None
     names: str | None = None
     check: str | None = None
+    key: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (("--qkv", self.qkv, QKV), ("--gate-up", self.gate_up, GATE_UP)):

@@ -60,7 +60,9 @@ class OwnCode:
         within: the entry of that file that holds them; "" for the whole file.
         fills: endings of tensors that the code does without -> what their elements are for the same result.
         families: the official families that it can be written of; None for models of ours.
-        back: the model -> its settings; None where nothing is written.
+        back: the model -> its settings, or of a code that saves none what the user says of it; None where nothing is
+            written.
+        adds: the model -> tensors of a checkpoint that the code computes, and that it shows its settings by.
         file: name of the weights that are written; a folder of `torch.distributed.checkpoint` without a suffix.
     """
 
@@ -75,6 +77,7 @@ class OwnCode:
     fills: tuple[tuple[str, float], ...] = ((".bias", 0.0),)
     families: tuple[str | None, ...] = ()
     back: Callable[[Model], dict[str, Any]] | None = None
+    adds: Callable[[Model], dict[str, Tensor]] | None = None
     file: str = ""
 
     def has_settings(self, checkpoint: Checkpoint, extras: Settings) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from blockformer.files.containers import OTHER_STATE, RANK, shard_said
+from blockformer.files.containers import RANK, ranks_of, shard_said
 from blockformer.files.errors import CheckpointError, listed, shown
 from blockformer.files.pickled import record_begin
 from blockformer.files.regular import open_regular
@@ -53,8 +53,7 @@ class Shard:
 
 def rank_files(folder: Path) -> list[Path]:
     """The files with weights of the processes of a run, in their order; none if there are none."""
-    named = ((RANK.fullmatch(path.name), path) for path in sorted(folder.iterdir()))
-    found = [(match, path) for match, path in named if match and not OTHER_STATE.match(path.name)]
+    found = [(match, folder / match[0]) for match in ranks_of(path.name for path in folder.iterdir())]
     starts = {(match["start"], match["world"], match["end"]) for match, _ in found}
     if len(starts) > 1:
         names = ", ".join(shown(path.name) for _, path in found[:6])
@@ -172,7 +171,7 @@ def _shard(name: str, value: Any, path: Path, places: dict[str, tuple[int, int]]
 
 def header_of(name: str, value: Any, path: Path, places: dict[str, tuple[int, int]]) -> TensorInfo:
     """The header of plain data: `_rebuild_tensor_v2(storage, offset, shape, strides, ...)`."""
-    if name_of(value) == "_rebuild_parameter":
+    if name_of(value).startswith("_rebuild_parameter"):
         value = value.arguments[0]
     storage, offset, shape, strides = (*value.arguments, None, None, None, None)[:4]
     is_stored = isinstance(storage, tuple) and len(storage) == 5 and str(storage[2]) in places

@@ -1,6 +1,7 @@
 """Tensors under names of the trainer's own: which missing ones they may be, and what the user says that they are."""
 
 import difflib
+import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +25,23 @@ def asked_renames(asked: Sequence[str]) -> dict[str, str]:
     if wrong := [each for each, pair in zip(asked, pairs, strict=True) if not (pair[0] and pair[1])]:
         raise ConversionError(f"--rename must be like OLD=NEW, parts of tensor names, not {shown(wrong[0])}")
     return {old: new for old, _, new in pairs}
+
+
+def asked_names(names: Collection[str], renames: Sequence[str], dropped: Sequence[str]) -> dict[str, str]:
+    """New name -> name, renamed as asked, without those that are dropped; a dropped one may be a pattern with `*`.
+
+    Raises:
+        ConversionError: see `asked_renames` and `with_renames`; or no tensor has a name that is dropped.
+    """
+    found = with_renames(names, asked_renames(renames))
+    for name in dropped:
+        fitting = fnmatch.filter(found, name) if "*" in name else [name] if name in found else []
+        if not fitting:
+            near = difflib.get_close_matches(name, found, n=1)
+            raise ConversionError(f"--drop {name}: no such tensor{f'; did you mean {near[0]}?' if near else ''}")
+        for each in fitting:
+            del found[each]
+    return found
 
 
 def with_renames(names: Collection[str], asked: Mapping[str, str]) -> dict[str, str]:

@@ -9,17 +9,18 @@ from pathlib import Path
 
 from blockformer.files.containers import ADAPTERS as ADAPTER_FILES
 from blockformer.files.containers import (
+    MEGATRON,
     NOT_WEIGHTS,
-    OTHER_STATE,
-    RANK,
+    UNFINISHED,
     adapter_said,
     container_of,
     folders_with_weights,
+    ranks_of,
     shard_said,
     without_model,
 )
 from blockformer.files.errors import CheckpointError, ConversionError, shown
-from blockformer.files.names import PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHTS, weight_map
+from blockformer.files.names import PICKLED_SUFFIXES, VOCABULARIES, WEIGHT_FILES, WEIGHTS, weight_map
 
 from .distributed import METADATA
 from .finding import ERROR, NOTE, WARNING, Finding
@@ -41,11 +42,13 @@ class Weights:
         kind: how they are stored, in words.
         files: which are read, in order.
         findings: what is unusual about the files.
+        places: of an index, tensor -> file.
     """
 
     kind: str = "no weights"
     files: list[Path] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    places: dict[str, str] | None = None
 
 
 def weights_in(source: Path) -> Weights:
@@ -65,8 +68,8 @@ def weights_in(source: Path) -> Weights:
         known = ", ".join(WEIGHT_FILES)
         what = f"{other[1]}: {other[2]}" if other else f"not a weight file; its name must end in {known}"
         raise ConversionError(f"{source}: {what}")
-    if (match := RANK.fullmatch(source.name)) and not OTHER_STATE.match(source.name):
-        return Weights(RANKS, [], [Finding("fsdp-shard", ERROR, *shard_said([match], source.parent))])
+    if ranks := ranks_of([source.name]):
+        return Weights(RANKS, [], [Finding("fsdp-shard", ERROR, *shard_said(ranks, source.parent))])
     kind = ADAPTER if source.name in ADAPTERS else f"one {_format(source)} file"
     return Weights(kind, [source], _adapter_finding(source.parent) if kind == ADAPTER else [])
 
@@ -81,7 +84,10 @@ def _in_folder(folder: Path) -> Weights:
     for name in ADAPTERS:
         if name in names:
             return Weights(ADAPTER, [folder / name], _adapter_finding(folder))
-    if place := _distributed(folder):
+    if "adapter_config.json" in names and not any(name.endswith(WEIGHT_FILES) for name in names):
+        return Weights("no weights", [], _adapter_finding(folder))
+    place = _distributed(folder)
+    if place and not (place / MEGATRON).exists():
         return Weights(DISTRIBUTED, [place / METADATA], [_joined_note(DISTRIBUTED)])
     try:
         if ranks := rank_files(folder):
@@ -89,11 +95,11 @@ def _in_folder(folder: Path) -> Weights:
     except CheckpointError as error:
         return Weights(RANKS, [], [Finding("file", ERROR, str(error))])
     try:
-        if place := zero_folder(folder):
-            return Weights(ZERO, [*chain(*zero_files(place))], [_joined_note(ZERO)])
+        if parts := zero_folder(folder):
+            return Weights(ZERO, [*chain(*zero_files(parts))], [_joined_note(ZERO)])
     except CheckpointError as error:
         return Weights(ZERO, [], [Finding("zero", ERROR, str(error))])
-    other = container_of(names, folder)
+    other = container_of([*names, MEGATRON] if place else names, folder)
     if other is not None and not other[0].is_pickled:
         kind, said, fix = other
         if kind.name == "zero":
@@ -110,31 +116,53 @@ def _of_index(folder: Path, index: str) -> Weights:
         return Weights("an index", [], [Finding("index", ERROR, str(error))])
     files = sorted(set(places.values()))
     missing = [name for name in files if not os.path.lexists(folder / name)]
+    others = _numbered(folder)
+    if missing == files and others:
+        said = f"{index} names {_some(files)}, which are not there, and the folder has {_some(others)}"
+        fix = "the index is another model's or an earlier save's: remove it; --mend reads these files, and writes one"
+        found = _of_numbered(folder, others)
+        found.findings = [Finding("index", ERROR, said, fix, True), *(f for f in found.findings if f.severity == ERROR)]
+        return found
     kind = f"{len(files)} {_format(folder / files[0])} files"
     findings = []
     if missing:
         lost = sum(file in missing for file in places.values())
         said = f"{len(missing)} of {len(files)} weight files are missing, with {lost} of {len(places)} tensors"
         findings = [Finding("shards", ERROR, said, f"copy or download {_some(missing)}", names=tuple(missing))]
-    return Weights(kind, [folder / name for name in files if name not in missing], findings)
+    return Weights(kind, [folder / name for name in files if name not in missing], findings, places)
+
+
+NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.\w+")
+
+
+def _numbered(folder: Path) -> list[str]:
+    """The files of safetensors that have a number, where all are of one save."""
+    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors")
+    matches = [match for name in names if (match := NUMBERED.fullmatch(name))]
+    return [match[0] for match in matches] if len({match.groups() for match in matches}) == 1 else []
+
+
+def _of_numbered(folder: Path, names: list[str]) -> Weights:
+    """Numbered files without an index."""
+    match = NUMBERED.fullmatch(names[0])
+    count = int(match[2]) if match else 0
+    said = "the index of the weight files is missing, and libraries find them only by it"
+    findings = [Finding("index", WARNING, said, "--mend writes one", is_mended=True)]
+    if count != len(names):
+        said = f"{count - len(names)} of {count} weight files are missing"
+        findings = [Finding("shards", ERROR, said, "copy or download the whole folder again")]
+    return Weights(f"{len(names)} {_format(folder / names[0])} files", [folder / name for name in names], findings)
 
 
 def _unusual(folder: Path, names: list[str]) -> Weights:
     """Weights under names that no library looks for."""
     safe = [name for name in names if name.endswith(".safetensors")]
     pickles = [name for name in names if name.endswith(PICKLED_SUFFIXES) and not NOT_WEIGHTS.fullmatch(name)]
-    found = safe or pickles
+    found = safe or [name for name in pickles if not (folder / name).is_dir()]
     if not found:
         return Weights()
-    numbered = [re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.\w+", name) for name in found]
-    if all(numbered):
-        count = int(numbered[0][2]) if numbered[0] else 0
-        said = "the index of the weight files is missing, and libraries find them only by it"
-        findings = [Finding("index", WARNING, said, "--mend writes one", is_mended=True)]
-        if count != len(found):
-            said = f"{count - len(found)} of {count} weight files are missing"
-            findings = [Finding("shards", ERROR, said, "copy or download the whole folder again")]
-        return Weights(f"{len(found)} {_format(folder / found[0])} files", [folder / name for name in found], findings)
+    if all(NUMBERED.fullmatch(name) for name in found):
+        return _of_numbered(folder, found)
     if len(found) > 1:
         said = f"there are several files with weights, {_some(found)}, and no library looks for any of these names"
         return Weights("several weight files", [], [Finding("several", ERROR, said, "name the file, not the folder")])
@@ -157,19 +185,42 @@ def _extras(folder: Path, found: Weights) -> list[Finding]:
         if {single, index} <= {*names}:
             said = f"{single} and {index} are both there, and {single} is read"
             findings.append(Finding("index", WARNING, said, "remove the one that is older"))
-    inner = folders_with_weights(folder)
-    if inner:
-        where = f"the subfolder{'s' * (len(inner) > 1)} {_some(inner)}"
-        if found.files:
-            said = f"{where} hold{'s' * (len(inner) == 1)} a model too; libraries read the one at the top"
-            findings.append(Finding("subfolder", NOTE, said, f"for that one, subfolder={inner[0]!r}"))
-        else:
-            said = f"the model lies in {where}"
-            findings.append(Finding("subfolder", ERROR, said, f"name {folder / inner[-1]}"))
-    elif not found.files and not found.findings:
-        what = without_model(folder, names) or (f"there are no weights among {len(names)} files", "name their folder")
-        findings.append(Finding("no-weights", ERROR, *what))
+    if found.files:
+        findings += _beside(folder, names, found)
+    elif not found.findings or folders_with_weights(folder):
+        said, fix = without_model(folder, names) or _nothing(names)
+        kind = "subfolder" if "subfolder" in said else "no-weights"
+        findings.append(Finding(kind, ERROR, said, fix))
     return findings
+
+
+def _beside(folder: Path, names: list[str], found: Weights) -> list[Finding]:
+    """Other weights next to those that are read."""
+    findings = []
+    if inner := folders_with_weights(folder):
+        where = f"the subfolder{'s' * (len(inner) > 1)} {_some(inner)}"
+        said = f"{where} hold{'s' * (len(inner) == 1)} a model too; libraries read the one at the top"
+        findings.append(Finding("subfolder", NOTE, said, f"for that one, subfolder={inner[0]!r}"))
+    read = {path.name for path in found.files}
+    unfinished = [name for name in names if UNFINISHED.fullmatch(name)]
+    if cut := [name for name in unfinished if name.rpartition(".")[0] in read]:
+        said = f"the download of {shown(cut[0].rpartition('.')[0])} was not finished: {shown(cut[0])} is there"
+        findings.append(Finding("download", ERROR, said, "download it again", names=tuple(cut)))
+    known = {name for pair in WEIGHTS for name in pair}
+    others = [name for name in names if name.endswith(".safetensors") and name not in read | known | {*ADAPTERS}]
+    if (others and found.places is not None) or (read & known and others):
+        said = f"{_some(others)} hold{'s' * (len(others) == 1)} weights too, and transformers does not read them"
+        fix = "a server that reads every file of a folder takes them for a part of the model: move them away"
+        findings.append(Finding("other-weights", NOTE, said, fix, names=tuple(others)))
+    return findings
+
+
+def _nothing(names: list[str]) -> tuple[str, str]:
+    """What a folder without weights has."""
+    here = next((name for name in ("config.json", *VOCABULARIES) if name in names), None)
+    if here is None:
+        return f"there are no weights among {len(names)} files", "name their folder"
+    return f"there is {here}, and there are no weights", "they were not saved, copied or downloaded: name their folder"
 
 
 def _distributed(folder: Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 from blockformer.conversion.plan import plan_out
 from blockformer.conversion.rules.groups import Group
 from blockformer.conversion.rules.in_turn import in_turn
+from blockformer.conversion.rules.patterns import tuple_of
 from blockformer.conversion.rules.table import RuleTable
 from blockformer.files.atomic import atomic_folder
 from blockformer.files.config_file import is_ours
@@ -75,7 +76,8 @@ def write_for(
             known = ", ".join(each or "Blockformer's" for each in own.families)
             raise ConversionError(f"{own.name} has no model of the family {model.family!r}; it has {known}")
         rules = RuleTable(own.rules(model, ()))
-        written = _without_fillings(own, groups, found)
+        named = {name for rule in rules.rules for name in tuple_of(rule.target)}
+        written = _without_fillings(own, groups, found, named)
         made = {target.name: target for group in written for target in group.targets}
         planned = in_turn(written, rules.plan(made, reverse=True))
         origins = [found.checkpoint.file or found.checkpoint.folder]
@@ -84,9 +86,11 @@ def write_for(
             for index, group in enumerate(planned):
                 weights |= group.apply(found.checkpoint.read)
                 report("reading the weights", index + 1, len(planned))
+            weights |= {} if own.adds is None else own.adds(model)
             _write(own, model, weights, folder)
-            if own.key == CONFIG:
-                (folder / CONFIG).write_text(json_text(entries), encoding="utf-8")
+            if own.key == CONFIG:  # with no more than the user would say, so that the comparison sees all else
+                said_of_it = own.back(model) if own.back is not None else {}
+                (folder / CONFIG).write_text(json_text(said_of_it or entries), encoding="utf-8")
             _compare(own, model, groups, found, folder)
             (folder / CONFIG).write_text(json_text(entries), encoding="utf-8")
             copied = copy_side_files(found, folder, Options())
@@ -105,26 +109,40 @@ def _official(found: Examination, own: OwnCode) -> tuple[list[Group], dict[str, 
             plan = plan_out(found.written, None, None)
         groups, entries = in_turn(groups, plan.groups), json.loads(plan.config_json)
         model = Model(plan.family.name, plan.source_config)
-    return groups + _copies(groups, ties), entries, model
+    named = {name for rule in own.rules(model, ()) for name in tuple_of(rule.target)}
+    copies = [group for group in _copies(groups, ties) if group.targets[0].name in named]
+    return groups + copies, entries, model
 
 
-def _without_fillings(own: OwnCode, groups: list[Group], found: Examination) -> list[Group]:
-    """The groups without tensors that the code does without and that make no difference.
+def _without_fillings(own: OwnCode, groups: list[Group], found: Examination, named: Collection[str]) -> list[Group]:
+    """The groups without tensors that the code may do without and that make no difference.
+
+    Args:
+        own: the code.
+        groups: of the model.
+        found: whose tensors they read.
+        named: what the code's rules have a place for.
 
     Raises:
-        ConversionError: they make one.
+        ConversionError: one without a place makes a difference.
     """
     if None not in own.families:
         return groups
-    left, wrong = [], []
+    fillings: dict[str, list[Group]] = {"plain": [], "named": [], "wrong": []}
+    left = []
     for group in groups:
-        value = own.filling(group.targets[0].name)
+        name = group.targets[0].name
+        value = own.filling(name)
         if value is None:
             left.append(group)
             continue
-        wrong += [name for name, tensor in group.apply(found.checkpoint.read) if not bool((tensor == value).all())]
-    if wrong:
+        is_plain = all(bool((tensor == value).all()) for _, tensor in group.apply(found.checkpoint.read))
+        fillings["plain" if is_plain else "named" if name in named else "wrong"].append(group)
+    if fillings["wrong"]:
+        wrong = [group.targets[0].name for group in fillings["wrong"]]
         raise ConversionError(f"{own.name} has no place for weights of this model:{listed(map(shown, wrong))}")
+    if fillings["named"]:  # one layer has such weights, so all have
+        left += fillings["named"] + [group for group in fillings["plain"] if group.targets[0].name in named]
     return left
 
 

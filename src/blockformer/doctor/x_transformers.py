@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from blockformer.conversion.rules.operations import Chain, DeinterleaveRotary, Identity, Shape, Split
@@ -42,15 +43,20 @@ NORM_EPS = {"gamma": 1e-5, "g": 1e-24}
 
 @dataclass(frozen=True)
 class Scaled:
-    """A table times `factor`, as the code multiplies it in each step. It has no way back to the bit."""
+    """A table times `factor`, as the code multiplies it in each step. What goes out is compared."""
 
     factor: float
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensor * self.factor for tensor in tensors]
 
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor / self.factor for tensor in tensors]
+
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return list(shapes)
+
+    inverse_shapes = forward_shapes
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,8 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
     is_gated = first.endswith(f"{GATED}.weight")
     rope = dict(settings.get("rope_parameters") or {})
     if has_rotation:
-        rope["partial_rotary_factor"] = 2 * tensors[FREQUENCIES].shape[0] / max(size, 1)
+        share = 2 * tensors[FREQUENCIES].shape[0] / max(size, 1)
+        rope |= {} if share == 1 else {"partial_rotary_factor": share}
     return {
         "architectures": [CLASSES[kind]],
         "vocab_size": tensors[EMBEDDINGS].shape[0],
@@ -134,7 +141,7 @@ def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
     rules = [
         Rule(EMBEDDINGS, f"{root}embed_tokens.weight"),
         Rule(f"attn_layers.final_norm.{norm}", f"{root}norm.weight"),
-        Rule(HEAD, "lm_head.weight"),
+        *([] if config.tie_word_embeddings else [Rule(HEAD, "lm_head.weight")]),
     ]
     turn: Any = Identity()
     if config.position_type == "rotary":
@@ -163,6 +170,22 @@ def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
     return rules
 
 
+def _back(model: Model) -> dict[str, Any]:
+    """What the user would have to say of the model's checkpoint."""
+    config = model.config
+    asked = [*ASKED, *(ROTATION if config.position_type == "rotary" else ())]
+    return {name: getattr(config, name) for name in [*asked, *(TIED if config.tie_word_embeddings else ())]}
+
+
+def _adds(model: Model) -> dict[str, Tensor]:
+    """The frequencies of the rotation, which say that there is one, and of how many channels of each head."""
+    config = model.config
+    if config.position_type != "rotary":
+        return {}
+    size = rotary_size(config.rope_parameters, config.head_dim)
+    return {FREQUENCIES: float(config.rope_parameters["rope_theta"]) ** -(torch.arange(0, size, 2).float() / size)}
+
+
 X_TRANSFORMERS = OwnCode(
     name="x-transformers",
     shows=(EMBEDDINGS, f"{LAYERS}0.1.to_q.weight", f"{LAYERS}0.1.to_out.weight"),
@@ -170,4 +193,9 @@ X_TRANSFORMERS = OwnCode(
     entries=_entries,
     rules=_rules,
     ignored=(FREQUENCIES,),
+    fills=((".mlp.down_proj.bias", 0.0),),
+    families=(None,),
+    back=_back,
+    adds=_adds,
+    file="model.pt",
 )

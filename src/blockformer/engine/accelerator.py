@@ -171,29 +171,29 @@ def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
     Returns:
         [1, N, H, D].
     """
-    places, is_real = _side_by_side(unpadding, query)
+    indices, is_real = _side_by_side(unpadding, query)
     rows, longest = len(is_real), is_real.shape[-1]
     padded = []
     for states in (query, key, value):
         flat = states[0].transpose(0, 1)  # [N, H or K, D]
         empty = flat.new_zeros(rows * longest, *flat.shape[1:])
-        padded.append(empty.index_copy(0, places, flat).unflatten(0, (rows, longest)).transpose(1, 2))
+        padded.append(empty.index_copy(0, indices, flat).unflatten(0, (rows, longest)).transpose(1, 2))
     mask = None if module.is_causal else is_real
     output = attend(module, *padded, mask, **kwargs)[0]  # [n, longest, H, D]
-    return output.flatten(0, 1).index_select(0, places)[None]
+    return output.flatten(0, 1).index_select(0, indices)[None]
 
 
 def _side_by_side(unpadding, states):
     """Where each token lies in [n, longest], int64 [N], and which of those are real, bool [n, 1, 1, longest]."""
-    found = getattr(unpadding, "side_by_side", None)
-    if found is None:
+    known = getattr(unpadding, "side_by_side", None)
+    if known is None:
         starts = unpadding.starts.to(states.device)
         counts, total = starts.diff(), states.shape[2]
         rows = torch.repeat_interleave(counts, output_size=total)
         columns = torch.arange(total, device=states.device) - starts[rows]
         is_real = torch.arange(unpadding.longest, device=states.device) < counts[:, None]
-        found = unpadding.side_by_side = (rows * unpadding.longest + columns, is_real[:, None, None])
-    return found
+        known = unpadding.side_by_side = (rows * unpadding.longest + columns, is_real[:, None, None])
+    return known
 
 
 def is_for_sequences(query, unpadding, kwargs: dict) -> bool:

@@ -2,9 +2,9 @@
 
 The best tokens are found in the logits themselves: their log-softmax, as large as the logits, is not written. Of the
 keys and values, a beam that goes on stays where it is. Only a second continuation of the same beam is copied, into the
-place of one that has ended, and of it only what the two do not share.
+row of one that has ended, and of it only what the two do not share.
 
-B sources, n beams of each, k candidates, S tokens so far, V vocabulary. Beams are in the order of their places in the
+B sources, n beams of each, k candidates, S tokens so far, V vocabulary. Beams are in the order of their rows in the
 buffers; the library has them in the order of their scores.
 """
 
@@ -39,7 +39,7 @@ class BeamSearch:
         self._start, sources, device = self._text.shape[2], len(self._text), logits.device
         self._running = torch.full((sources, beams), _NEVER, device=device)
         self._running[:, 0] = 0  # all beams are equal at first
-        self._by_rank = torch.arange(beams, device=device).repeat(sources, 1)  # the place of the best beam, and so on
+        self._by_rank = torch.arange(beams, device=device).repeat(sources, 1)  # the row of the best beam, and so on
         self._finished, self._lengths = self._text, torch.zeros_like(self._by_rank)
         self.scores = torch.full_like(self._running, _NEVER)
         self._is_finished = torch.zeros_like(self._running, dtype=torch.bool)
@@ -55,13 +55,13 @@ class BeamSearch:
             if length > self._start:
                 steps.advance(length, greedy=False)
                 self._logits = steps.logits[:, -1].float()
-            scores, places, tokens = self._candidates(length)
+            scores, rows, tokens = self._candidates(length)
             has_ended = steps.is_end[tokens] | (length + 1 >= call.longest)
-            self._finish(scores, places, tokens, has_ended, length)
+            self._finish(scores, rows, tokens, has_ended, length)
             running, chosen = (scores + has_ended * _NEVER).topk(call.beams)
             if self._is_over(running, length) or bool(has_ended.all()):
                 break
-            self._go_on(running, places.gather(1, chosen), tokens.gather(1, chosen), length)
+            self._go_on(running, rows.gather(1, chosen), tokens.gather(1, chosen), length)
         count = call.settings.num_return_sequences
         length = self._start + int(self._lengths[:, :count].max())
         return self._finished[:, :count, :length].flatten(0, 1)
@@ -70,7 +70,7 @@ class BeamSearch:
         """Nothing has been drawn."""
 
     def _candidates(self, length: int):
-        """The best continuations [B, k] of each source, best first: scores, places of their beams, and tokens."""
+        """The best continuations [B, k] of each source, best first: scores, rows of their beams, and tokens."""
         call, logits = self._call, self._logits
         if length == self._start or not only_forbid(call.processors, length):
             return self._processed()
@@ -92,7 +92,7 @@ class BeamSearch:
         vocabulary = scores.shape[2]
         return best, self._by_rank.gather(1, index // vocabulary), index % vocabulary
 
-    def _finish(self, scores, places, tokens, has_ended, length: int) -> None:
+    def _finish(self, scores, rows, tokens, has_ended, length: int) -> None:
         """Keep the best of the texts that have ended, of these candidates [B, k] and of the earlier ones."""
         settings, beams = self._call.settings, self._call.beams
         is_new = has_ended & (torch.arange(self._kept, device=scores.device) < beams)
@@ -104,7 +104,7 @@ class BeamSearch:
             scores = scores + is_out * _NEVER
         earlier = F.pad(self._finished, (0, length + 1 - self._finished.shape[2]), value=self._fill)
         self.scores, best = torch.cat([self.scores, scores], 1).topk(beams)
-        self._finished = _chosen(torch.cat([earlier, self._longer(places, tokens)], 1), best)
+        self._finished = _chosen(torch.cat([earlier, self._longer(rows, tokens)], 1), best)
         lengths = torch.full_like(tokens, length + 1 - self._start)
         self._lengths = torch.cat([self._lengths, lengths], 1).gather(1, best)
         self._is_finished = torch.cat([self._is_finished, is_new], 1).gather(1, best)
@@ -121,32 +121,32 @@ class BeamSearch:
         return not self._can_improve.any() or (settings.early_stopping is True and bool(self._is_finished.all()))
 
     def _go_on(self, running, parents, tokens, length: int) -> None:
-        """Continue beams, best first: scores, places of their parents, and new tokens, all [B, n]."""
-        beams, copied, places = self._call.beams, [], []
+        """Continue beams, best first: scores, rows of their parents, and new tokens, all [B, n]."""
+        beams, copied, rows = self._call.beams, [], []
         for source, own in enumerate(parents.tolist()):
-            shared, free, taken = self._shared[source], [place for place in range(beams) if place not in own], []
+            shared, free, taken = self._shared[source], [row for row in range(beams) if row not in own], []
             for parent in own:
-                place = parent
+                row = parent
                 if parent in taken:
-                    place = free.pop()
-                    if shared[parent][place] < length:
-                        copied.append((source * beams + parent, source * beams + place, shared[parent][place]))
-                    shared[place] = list(shared[parent])
-                    for other, number in zip(shared, shared[place], strict=True):
-                        other[place] = number
-                    shared[place][parent] = shared[parent][place] = shared[place][place] = length
-                taken.append(place)
-            places.append(taken)
+                    row = free.pop()
+                    if shared[parent][row] < length:
+                        copied.append((source * beams + parent, source * beams + row, shared[parent][row]))
+                    shared[row] = list(shared[parent])
+                    for other, number in zip(shared, shared[row], strict=True):
+                        other[row] = number
+                    shared[row][parent] = shared[parent][row] = shared[row][row] = length
+                taken.append(row)
+            rows.append(taken)
         self._steps.copy_rows(copied, length)
-        self._by_rank = torch.tensor(places, device=parents.device)
+        self._by_rank = torch.tensor(rows, device=parents.device)
         rank = self._by_rank.argsort(1)
         self._running, tokens = running.gather(1, rank), tokens.gather(1, rank)
         self._text = self._longer(parents.gather(1, rank), tokens)
         self._steps.ids.copy_(tokens.view(-1, 1))
 
-    def _longer(self, places, tokens):
+    def _longer(self, rows, tokens):
         """Texts [B, k, S + 1]: of beams int [B, k], with one more token int [B, k] each."""
-        return torch.cat([_chosen(self._text, places), tokens[:, :, None]], 2)
+        return torch.cat([_chosen(self._text, rows), tokens[:, :, None]], 2)
 
 
 def _chosen(texts, index):
@@ -161,8 +161,8 @@ def _largest(logits, count: int):
         return logits.topk(count)
     blocks, rest = logits[:, : number * _BLOCK].unflatten(1, (number, _BLOCK)), logits[:, number * _BLOCK :]
     chosen = blocks.amax(-1).topk(count)[1]
-    found = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
+    candidates = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
     tokens = (chosen[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(1)
     others = torch.arange(number * _BLOCK, logits.shape[1], device=logits.device).expand(len(logits), -1)
-    values, index = torch.cat([found, rest], 1).topk(count)
+    values, index = torch.cat([candidates, rest], 1).topk(count)
     return values, torch.cat([tokens, others], 1).gather(1, index)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
+from ..model.states import states_of
 from .unpadding import is_watched
 
 
@@ -138,17 +139,28 @@ def sources_of_mask(mask, layers: list):
     beams = {layer.beams for layer in layers if isinstance(layer, CrossLayer)}
     if beams <= {1}:
         return mask
-    found = None if len(beams) > 1 or mask is None else sources(mask, max(beams))
-    if found is None and (mask is not None or len(beams) > 1):
+    shared_mask = None if len(beams) > 1 or mask is None else sources(mask, max(beams))
+    if shared_mask is None and (mask is not None or len(beams) > 1):
         for layer in layers:
             layer.end_sharing()
         return mask
-    return found
+    return shared_mask
+
+
+def has_state(layer) -> bool:
+    """Whether a cache's layer keeps a state in place of keys and values."""
+    return hasattr(layer, "update_recurrent_state")
 
 
 def held_by(layer) -> tuple:
-    """Keys and values of a layer of cross-attention as they are held, [B, K, S, D]."""
-    return layer.held if isinstance(layer, CrossLayer) else (layer.keys, layer.values)
+    """Keys and values of a cache's layer as they are held, [B, K, S, D].
+
+    Of one with a state, what its convolution sees [B, D, W] and the state, both None as long as it is empty.
+    """
+    if not has_state(layer):
+        return layer.held if isinstance(layer, CrossLayer) else (layer.keys, layer.values)
+    past, state = states_of(layer)
+    return past, past.new_empty(len(past), 0) if state is None and past is not None else state
 
 
 class SharesSources:

@@ -22,7 +22,7 @@ from .forbidden import only_forbid, without_forbidden
 from .graphs import CPUParts, Parts, Prompt, Steps, room_for
 from .measure import is_enabled
 from .step import COLLECTED, CompiledSteps
-from .step_parts import WRITTEN
+from .step_parts import WRITTEN, keeps_state
 from .watched import Modules
 
 MOST_LATE = 8
@@ -114,7 +114,8 @@ class Decoding:
             raise Uncompiled(f"the cache is to be '{settings.cache_implementation}'")
         cache = named.get(CACHE)
         own = getattr(cache, "self_attention_cache", cache)
-        if own is not None and any(layer.is_initialized for layer in own.layers):
+        # A layer with a state does not say it; some layer always has keys.
+        if own is not None and any(getattr(layer, "is_initialized", False) for layer in own.layers):
             raise Uncompiled("a cache is given")
         mask = named.get("decoder_attention_mask")
         if mask is not None and not mask.all():
@@ -156,10 +157,10 @@ class Decoding:
                 self._parts, self._free = None, []
             if self._parts is None:
                 self._parts = Parts(call.model, is_compiled=self._device != "cpu")
-            found = next((steps for steps in self._free if steps.fits(prompt, room)), None)
-            if found is not None:
-                self._free.remove(found)
-        steps = found or Steps(self._parts, prompt, room, scores.shape[-1])
+            free = next((steps for steps in self._free if steps.fits(prompt, room)), None)
+            if free is not None:
+                self._free.remove(free)
+        steps = free or Steps(self._parts, prompt, room, scores.shape[-1])
         steps.begin(prompt, call.input_ids, call.ends, call.pad)
         return steps, scores
 
@@ -209,7 +210,8 @@ class _Call:
             source_mask = None if mask is None else mask != 0
             prompt = Prompt(cache.self_attention_cache, visible, positions, cache.cross_attention_cache, source_mask)
         else:
-            cache = self._fresh(DynamicCache())
+            keeps = any(map(keeps_state, self.model.get_decoder().layers))
+            cache = self._fresh(DynamicCache(config=config) if keeps else DynamicCache())
             positions = named.get("position_ids")
             if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
                 raise Uncompiled("the attention mask is not [batch, length]")
@@ -264,7 +266,7 @@ class _Text:
             _set_random(self._steps.ids.device, self._random[0])
 
     def _choose(self, length: int) -> None:
-        """The token at this place, by the library's processors and criteria."""
+        """The token at this index, by the library's processors and criteria."""
         call, steps = self._call, self._steps
         if length > call.input_ids.shape[1]:
             assert steps.logits is not None

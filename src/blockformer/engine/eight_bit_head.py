@@ -32,7 +32,7 @@ class RoundedHead(nn.Module):
     def __init__(self, head: nn.Linear):
         super().__init__()
         self.layers = (head,)  # no part of this one
-        self.places = [(head._parameters, "weight")]
+        self.holders = [(head._parameters, "weight")]
         vars(self)["_parameters"] = head._parameters
 
     def forward(self, states):

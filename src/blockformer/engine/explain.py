@@ -1,19 +1,16 @@
 """How a model runs, part by part, and why not faster; and compiling before the first request."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
 from ..model.awq_linear import QuantizedLinear
-from ..model.axes import BLOCKS
 from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from . import measure
 from .accelerator import SharingAttention, masks_for_generate
-from .few_rows import MOST_ROWS
 from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
 from .packed import PackedLinear
@@ -34,7 +31,7 @@ _PRODUCTS = {
     QuantizedLinear: ("4 bits, unpacked for each call", _PREPARE),
     PreparedQuantizedLinear: ("4 bits, by PyTorch's 4-bit product for up to 32 rows", ""),
 }
-# What was measured, by the first word of a question to `is_measured`, and for how many rows.
+# What was measured, by the first words of a question to `is_measured`.
 _MEASURED = {
     "onednn": "oneDNN's product",
     "in parts": "a product in parts",
@@ -43,7 +40,6 @@ _MEASURED = {
     "packed 4 bits": "PyTorch's 4-bit product",
     "attention in blocks": "attention in blocks",
 }
-_ROWS = {1: "1 row", MOST_ROWS: f"2 to {MOST_ROWS} rows"}
 
 
 @dataclass(frozen=True)
@@ -158,13 +154,11 @@ def warm_up(model, batches, **settings):
     return model
 
 
-def _in_words(question: Any) -> str:
+def _in_words(question: str) -> str:
     """What a question to `is_measured` is about."""
-    if isinstance(question, str):
-        kind, _, dtype = question.partition(", torch.")
-        return _MEASURED.get(kind, kind) + (f" in {dtype}" if dtype else "")
-    kind, rows, outputs, inputs = question
-    return f"{_MEASURED.get(kind, kind)}, {_ROWS[rows]} by {outputs:,} x {inputs:,} weights"
+    kind, _, rest = question.partition(", ")
+    rest = f" in {dtype}" if (dtype := rest.removeprefix("torch.")) != rest else rest and f", {rest}"
+    return _MEASURED.get(kind, kind) + rest
 
 
 def _stacks_of(model) -> list[Stack]:
@@ -185,8 +179,7 @@ def _writing(model) -> list[Part]:
     if _has_static_cache(model):
         return [Part("one more token", "compiled by transformers, in `generate` only")]
     if steps is None:
-        has_states = not BLOCKS["layer_types"].keys().isdisjoint(model.config.layer_types)
-        hint = "" if has_states or getattr(model.config, "kv_lora_rank", None) else _COMPILE
+        hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
         return [Part("one more token", "plain PyTorch", hint)]
     if steps._functions and not any(steps._functions.values()):
         return [Part("one more token", "plain PyTorch", _FAILED)]
@@ -208,22 +201,22 @@ def _layers(stack: Stack) -> Part:
 
 
 def _products(model) -> list[Part]:
-    found: dict[type, list] = {kind: [] for kind in _PRODUCTS}
+    layers: dict[type, list] = {kind: [] for kind in _PRODUCTS}
     for module in model.modules():
-        if type(module) in found:
-            found[type(module)].append(module)
-    replaced = [layer for layer in found[PackedLinear] if not layer.is_packed]
-    found[PackedLinear] = [layer for layer in found[PackedLinear] if layer.is_packed]
+        if type(module) in layers:
+            layers[type(module)].append(module)
+    replaced = [layer for layer in layers[PackedLinear] if not layer.is_packed]
+    layers[PackedLinear] = [layer for layer in layers[PackedLinear] if layer.is_packed]
     parts = []
     if replaced:
         parts.append(Part(_layers_with_weights(replaced), "PyTorch's product", _REPLACED))
-    for kind, modules in found.items():
+    for kind, modules in layers.items():
         if modules:
             name = _layers_with_weights(modules)
             way, reason = _PRODUCTS[kind]
             if _compiled_parts(model) and kind in (nn.Linear, QuickLinear):
                 way = f"as part of compiled code; outside of it {way}"
-            if kind is nn.Linear and found[PackedLinear]:
+            if kind is nn.Linear and layers[PackedLinear]:
                 reason = "not packed: small, tied to an embedding, or with a hook"
             parts.append(Part(name, way, reason))
     return parts

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..model.awq_linear import QuantizedLinear
 from .few_rows import Rows, as_rows, computed_once, rows_of
-from .four_bits import places_of, unpack
+from .four_bits import holders_of, unpack
 
 
 class OrderedLinear(nn.Module):
@@ -34,7 +34,7 @@ class OrderedLinear(nn.Module):
 
     def __init__(self, layer: QuantizedLinear):
         super().__init__()
-        self.places = places_of(layer)
+        self.holders = holders_of(layer)
         self.layers = (layer,)  # no part of this one
         self.out_features, self.group_size = layer.out_features, layer.group_size
         vars(self)["_parameters"] = layer._parameters

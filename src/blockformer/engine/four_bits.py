@@ -81,7 +81,7 @@ class PreparedQuantizedLinear(QuantizedLinear):
         return {**self.__dict__, "_copy": None}
 
 
-def places_of(*layers: QuantizedLinear) -> list[tuple[dict, str]]:
+def holders_of(*layers: QuantizedLinear) -> list[tuple[dict, str]]:
     """Where layers hold their 4-bit weights, see `Origin`."""
     return [(layer._buffers, name) for layer in layers for name in _NAMES]
 
@@ -100,8 +100,8 @@ class _Packed:
     """The weights of a layer as PyTorch's 4-bit product on a CPU reads them."""
 
     def __init__(self, layer: QuantizedLinear):
-        self._places = places_of(layer)
-        self._origin = Origin(self._places)
+        self._holders = holders_of(layer)
+        self._origin = Origin(self._holders)
         numbers, zeros, scales = (getattr(layer, name) for name in _NAMES)
         numbers = unpack(numbers).t().to(torch.int32)  # [O, I]
         self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.contiguous(), 1)
@@ -113,7 +113,7 @@ class _Packed:
 
     def is_current(self) -> bool:
         """Whether the layer still has the integers that it was made from."""
-        return self._origin.is_of(self._places)
+        return self._origin.is_of(self._holders)
 
     def product(self, states):
         rows, table = states.reshape(-1, states.shape[-1]).contiguous(), self._tables.get(states.dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache
 
-from .beams import held_by
+from .beams import has_state, held_by
 from .compiler import compiled
 from .fallbacks import Uncompiled
 from .few_rows import BLOCK
@@ -92,14 +92,14 @@ class CPUParts:
         return self._steps.computed(self._functions, *given)
 
 
-def _choose(logits, state_ids, output, place, unfinished, is_end, pad, count):
+def _choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
     """Greedy choice from logits [B, 1, V], kept in `output` [B, R]; a row that has ended gets padding."""
     token = logits[:, -1].float().argmax(-1)
     token = torch.where(unfinished, token, pad)
     count.add_(unfinished.any())
     unfinished.logical_and_(~is_end[token])
     state_ids.copy_(token[:, None])
-    output.index_copy_(1, place + 1, token[:, None])
+    output.index_copy_(1, slot + 1, token[:, None])
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Steps:
     Args:
         parts: the model's.
         prompt: of which keys and values have the sizes.
-        room: places of the buffers; on a GPU for the whole text.
+        room: slots of the buffers; on a GPU for the whole text.
         vocabulary: the number of tokens.
     """
 
@@ -144,7 +144,7 @@ class Steps:
             rows, device = len(prompt.visible), prompt.visible.device
             self.ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
             self.positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
-            self.place = torch.zeros(1, dtype=torch.long, device=device)
+            self.slot = torch.zeros(1, dtype=torch.long, device=device)
             self.visible = torch.zeros(rows, room, dtype=torch.bool, device=device)
             self.output = torch.zeros(rows, room, dtype=torch.long, device=device)
             self.unfinished = torch.ones(rows, dtype=torch.bool, device=device)
@@ -152,6 +152,7 @@ class Steps:
             self.pad = torch.zeros((), dtype=torch.long, device=device)
             self.count = torch.zeros((), dtype=torch.long, device=device)
             self._columns = torch.arange(room, device=device)
+            self._has_state = [has_state(layer) for layer in prompt.cache.layers]
             self._buffers = [_buffers(layer, rows, room) for layer in prompt.cache.layers]
             self._sources: list = [[] for _ in self._buffers]
             self._source_visible = None
@@ -180,10 +181,11 @@ class Steps:
         if self._done is not None:
             torch.cuda.current_stream().wait_event(self._done)  # another stream may have used the buffers last
         length = prompt.visible.shape[1]
-        for pair, layer in zip(self._buffers, prompt.cache.layers, strict=True):
-            for buffer, states in zip(pair, (layer.keys, layer.values), strict=True):
-                buffer.unflatten(0, (len(states), -1))[..., :length, :] = states[:, None]
-                if not self._is_fresh:
+        for pair, layer, keeps in zip(self._buffers, prompt.cache.layers, self._has_state, strict=True):
+            for buffer, states in zip(pair, held_by(layer), strict=True):
+                of_rows = buffer.unflatten(0, (len(states), -1))
+                (of_rows if keeps else of_rows[..., :length, :])[:] = states[:, None]
+                if not self._is_fresh and not keeps:
                     buffer[:, :, length:].zero_()  # what is hidden is multiplied by 0, which NaN survives
         if prompt.cross is not None:
             source_length = held_by(prompt.cross.layers[0])[0].shape[2]
@@ -200,7 +202,7 @@ class Steps:
         self.visible.zero_()
         self.visible[:, :length] = prompt.visible
         self.positions.copy_(prompt.positions)
-        self.place.fill_(length)
+        self.slot.fill_(length)
         self.pad.fill_(pad)
         self.is_end.zero_()
         if ends:
@@ -234,7 +236,7 @@ class Steps:
 
     @torch.no_grad()
     def _grow(self, room: int) -> None:
-        """Give the buffers so many places, and take over what they hold."""
+        """Give the buffers so many slots, and take over what they hold."""
 
         def grown(tensor, dim: int):
             sizes = list(tensor.shape)
@@ -244,23 +246,31 @@ class Steps:
             return larger
 
         with torch.inference_mode(False):
-            self._buffers = [[grown(buffer, 2) for buffer in pair] for pair in self._buffers]
+            for index, pair in enumerate(self._buffers):
+                if not self._has_state[index]:
+                    self._buffers[index] = [grown(buffer, 2) for buffer in pair]
             self.visible, self.output = grown(self.visible, 1), grown(self.output, 1)
             self._columns = torch.arange(room, device=self.ids.device)
         self.room = room
 
     @torch.no_grad()
     def copy_rows(self, rows: list[tuple[int, int, int]], length: int) -> None:
-        """Copy keys and values of `length` tokens from row to row: source, target and the first token that differs."""
-        buffers = [buffer for pair in self._buffers for buffer in pair]
-        if isinstance(self.parts, CPUParts):
-            for buffer in buffers:
+        """Copy keys and values of `length` tokens from row to row: source, target and the first token that differs.
+
+        A state is copied whole.
+        """
+        if not rows:
+            return
+        *ends, firsts = zip(*rows, strict=True)
+        sources, targets = torch.tensor(ends).to(self.ids.device)
+        for buffer in self._states():
+            buffer.index_copy_(0, targets, buffer.index_select(0, sources))
+        pairs = zip(self._buffers, self._has_state, strict=True)
+        for buffer in (buffer for pair, keeps in pairs if not keeps for buffer in pair):
+            if isinstance(self.parts, CPUParts):
                 for source, target, first in rows:
                     buffer[target, :, first:length] = buffer[source, :, first:length]
-        elif rows:  # on a GPU a call takes longer than the numbers
-            *pairs, firsts = zip(*rows, strict=True)
-            sources, targets = torch.tensor(pairs).to(self.ids.device)
-            for buffer in buffers:
+            else:  # on a GPU a call takes longer than the numbers
                 part = buffer[:, :, min(firsts) : length]
                 part.index_copy_(0, targets, part.index_select(0, sources))
 
@@ -271,21 +281,21 @@ class Steps:
 
     def _run(self, seen: int, greedy: bool) -> None:
         parts = self.parts
-        self.visible.index_fill_(1, self.place, True)
+        self.visible.index_fill_(1, self.slot, True)
         visible = self.visible[:, :seen]
-        seen_by = {kind: (self._mask(visible, window), self.place) for kind, window in parts.windows.items()}
+        seen_by = {kind: (self._mask(visible, window), self.slot) for kind, window in parts.windows.items()}
         given = (self.ids, self.positions, seen_by, self._buffers, self._source_visible, self._sources)
         self.logits = parts.logits(*given)
         if greedy:
-            state = (self.ids, self.output, self.place, self.unfinished, self.is_end, self.pad, self.count)
+            state = (self.ids, self.output, self.slot, self.unfinished, self.is_end, self.pad, self.count)
             parts.choose(self.logits, *state)
-        self.place.add_(1)
+        self.slot.add_(1)
         self.positions.add_(1)
 
     def _mask(self, visible, window: int | None):
-        """Which places are seen, bool [B, S / BLOCK, BLOCK]."""
+        """Which slots are seen, bool [B, S / BLOCK, BLOCK]."""
         if window is not None:
-            visible = visible & (self._columns[: visible.shape[1]] > self.place - window)
+            visible = visible & (self._columns[: visible.shape[1]] > self.slot - window)
         return visible.unflatten(1, (-1, BLOCK))
 
     @torch.no_grad()
@@ -316,12 +326,19 @@ class Steps:
         return captured
 
     def _state(self):
-        return (self.ids, self.positions, self.place, self.visible, self.output, self.unfinished, self.count)
+        own = (self.ids, self.positions, self.slot, self.visible, self.output, self.unfinished, self.count)
+        return (*own, *self._states())
+
+    def _states(self) -> list[torch.Tensor]:
+        """What layers that keep a state hold."""
+        pairs = zip(self._buffers, self._has_state, strict=True)
+        return [buffer for pair, keeps in pairs if keeps for buffer in pair]
 
 
 def _buffers(layer, rows: int, room: int) -> list[torch.Tensor]:
-    """Zeros for keys and values [B, K, room, D] of a cache's layer."""
-    return [
-        torch.zeros(rows, states.shape[1], room, states.shape[3], dtype=states.dtype, device=states.device)
-        for states in held_by(layer)
-    ]
+    """Zeros for keys and values [B, K, room, D] of a cache's layer, or for its state."""
+    sizes = [list(states.shape[1:]) for states in held_by(layer)]
+    if not has_state(layer):
+        for size in sizes:
+            size[1] = room
+    return [states.new_zeros(rows, *size) for states, size in zip(held_by(layer), sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Matrix products that read the same states, as one: queries, keys and values; gate and up.
+"""Matrix products that read the same states, as one: queries, keys and values; gate and up; what a state is made from.
 
 The plain weights become views of the joined matrix. So nothing is held twice, a state dict stays as it is, and what
 writes to a plain weight writes to the joined one.
@@ -13,7 +13,11 @@ from torch.nn import functional as F
 from .watched import is_bare
 
 # Names of sibling layers with the same input.
-_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_GROUPS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    tuple(f"in_proj_{part}" for part in "qkvzba"),
+)
 
 
 class JoinedProduct:
@@ -71,13 +75,13 @@ class PartOfProduct(nn.Module):
 
 def join(module: nn.Module) -> list[JoinedProduct]:
     """Join what can be in a module: the joined products, in the order of the modules that hold them."""
-    found = []
+    joined = []
     for parent in module.modules():
         for names in _GROUPS:
             layers = [parent._modules.get(name) for name in names]
             if _can_join(layers):
-                found.append(JoinedProduct(layers))  # type: ignore[arg-type]
-    return found
+                joined.append(JoinedProduct(layers))  # type: ignore[arg-type]
+    return joined
 
 
 def _can_join(layers: list) -> bool:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from . import onednn
 from .few_rows import MOST_ROWS
-from .measure import is_enabled, is_measured, is_quicker, random_matrix, some_weights
+from .measure import is_enabled, is_measured, is_quicker, random_matrix
 from .watched import is_transformed
 
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
@@ -54,7 +54,7 @@ class QuickLinear(nn.Linear):
         if weight.dtype in HALVES:
             return _widened if rows >= _MANY_ROWS and not learns and is_quicker_widened(weight.dtype) else None
         if rows <= MOST_ROWS and not learns:
-            return in_parts if is_quicker_in_parts(rows, *weight.shape) else None
+            return in_parts if is_quicker_in_parts(rows, weight.numel()) else None
         is_quicker = rows * weight.numel() >= _LEAST_WORK and onednn.is_quicker_in_float32()
         return (_Product.apply if learns else onednn.product) if is_quicker else None
 
@@ -85,22 +85,23 @@ def in_parts(states, weight, bias=None):
     return outputs.reshape(*states.shape[:-1], len(weight))
 
 
-def is_quicker_in_parts(rows: int, outputs: int, inputs: int) -> bool:
-    """Whether this product of so many rows by a weight [outputs, inputs] is faster here than PyTorch's own."""
-    if not 0 < rows <= MOST_ROWS or outputs * inputs < _LEAST_IN_PARTS:
+def is_quicker_in_parts(rows: int, weights: int) -> bool:
+    """Whether `in_parts` of so many rows and weights is faster here than PyTorch's own product."""
+    if not 0 < rows <= MOST_ROWS or weights < _LEAST_IN_PARTS:
         return False
     rows = 1 if rows == 1 else MOST_ROWS
-    return is_measured(("in parts", rows, outputs, inputs), lambda: _measure_parts(rows, outputs, inputs))
+    return is_measured(f"in parts, rows: {rows}", functools.partial(_measure_parts, rows))
 
 
 @torch.no_grad()
-def _measure_parts(rows: int, outputs: int, inputs: int) -> bool:
-    """This takes up to a tenth of a second."""
-    states, weights = random_matrix(rows, inputs), some_weights(outputs, inputs)
-    if not torch.allclose(in_parts(states, weights[0]), F.linear(states, weights[0]), atol=1e-3, rtol=1e-4):
+def _measure_parts(rows: int) -> bool:
+    """This takes up to a tenth of a second, with weights that stay in no cache."""
+    states, weight = random_matrix(rows, 1024), random_matrix(1024, 1024)
+    weights = [weight, *(weight.clone() for _ in range(7))]
+    if not torch.allclose(in_parts(states, weight), F.linear(states, weight), atol=1e-3, rtol=1e-4):
         return False
-    work, other = (lambda by=by: [by(states, weight) for weight in weights] for by in (in_parts, F.linear))
-    return is_quicker(work, other, rounds=5, share=0.85)
+    work, other = (lambda by=by: [by(states, each) for each in weights] for by in (in_parts, F.linear))
+    return is_quicker(work, other, rounds=8, share=0.95)
 
 
 def can_be_quick(layer: nn.Module) -> bool:

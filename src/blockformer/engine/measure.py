@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -42,11 +42,11 @@ def is_exported() -> bool:
 
 _lock = threading.RLock()  # one measurement may ask for another
 _first: list[int] = []  # how many threads PyTorch had when this process first asked
-_verdicts: dict[Hashable, bool] = {}  # for so many, and for other numbers of them:
-_with_other_threads: dict[int, dict[Hashable, bool]] = {}
+_verdicts: dict[str, bool] = {}  # for so many, and for other numbers of them:
+_with_other_threads: dict[int, dict[str, bool]] = {}
 
 
-def _known() -> dict[Hashable, bool]:
+def _known() -> dict[str, bool]:
     """The answers of this process for the present number of threads."""
     threads = torch.get_num_threads()
     if not _first:
@@ -54,13 +54,13 @@ def _known() -> dict[Hashable, bool]:
     return _verdicts if threads == _first[0] else _with_other_threads.setdefault(threads, {})
 
 
-def is_measured(question: Hashable, measure: Callable[[], bool]) -> bool:
+def is_measured(question: str, measure: Callable[[], bool]) -> bool:
     """The result of `measure`, which answers a question once on a machine: see `decisions_file`."""
     known = _known()
     if question not in known:
         with _lock:
             if question not in known:
-                known[question] = _decided(str(question), measure)
+                known[question] = _decided(question, measure)
     return known[question]
 
 
@@ -127,14 +127,14 @@ def is_trusted(path: Path) -> bool:
 @functools.cache
 def processor() -> tuple[str, str]:
     """The processor's name and its flags."""
-    found = {"model name": os.uname().machine, "flags": os.uname().machine}
+    known = {"model name": os.uname().machine, "flags": os.uname().machine}
     path = Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else ():
         name, _, value = line.partition(":")
         name = {"Features": "flags"}.get(name.strip(), name.strip())
-        if name in found:
-            found[name] = value.strip()
-    return found["model name"], found["flags"]
+        if name in known:
+            known[name] = value.strip()
+    return known["model name"], known["flags"]
 
 
 def machine() -> str:
@@ -175,7 +175,7 @@ def _kept_in(file: Path | None) -> dict[str, dict[str, bool]]:
     return kept if isinstance(kept, dict) and all(isinstance(each, dict) for each in kept.values()) else {}
 
 
-def verdicts() -> dict[Hashable, bool]:
+def verdicts() -> dict[str, bool]:
     """All answers of this process so far, for the present number of threads."""
     return dict(_known())
 
@@ -192,20 +192,6 @@ def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9)
             each()
             best[index] = min(best[index], time.perf_counter() - start)
     return best[0] < share * best[1]
-
-
-# Float32 weights by which a product of few rows is timed: more than most caches hold.
-_READ = 1 << 23
-
-
-def some_weights(outputs: int, inputs: int) -> list:
-    """Float32 matrices [outputs or fewer, inputs] like a model's, to time products of few rows by."""
-    if outputs > (whole := max(1024, _READ // inputs // 16 * 16)):
-        outputs = whole  # of a large head a part, which is still like it
-    # All random would take longer than the timing; no two rows or states begin with the same numbers.
-    size, block = outputs * inputs, random_matrix(4099).flip(0)
-    first = block.repeat(size // len(block) + 1)[:size].view(outputs, inputs)
-    return [first, *(first.clone() for _ in range(_READ // size - 1))]
 
 
 def random_matrix(*shape: int):

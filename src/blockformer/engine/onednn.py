@@ -58,7 +58,7 @@ class PackedCopy:
     """
 
     def __init__(self, layer):
-        self.layers, self.places = (layer,), [(layer._parameters, "weight")]
+        self.layers, self.holders = (layer,), [(layer._parameters, "weight")]
         self._held: list = []  # the address, and the copy
         weakref.finalize(self, _forget, self._held).atexit = False
 

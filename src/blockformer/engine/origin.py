@@ -9,25 +9,25 @@ import torch
 class Origin:
     """Some tensors of modules, in the state that they are in now.
 
-    They and their memory are held, so that nothing else can come to be in their place. Writes to tensors of inference
+    They and their memory are held, so that nothing else can come to lie there. Writes to tensors of inference
     mode are not counted. A copy of a module has no origins: its tensors' writes are counted from zero.
 
     Args:
-        places: for each tensor the dict of its module that holds it, and its name there.
+        holders: for each tensor the dict of its module that holds it, and its name there.
         sampled: look at some of their numbers as well, since PyTorch does not count a write through `.data`, by which
             adapters are merged. A write to single numbers, or to few rows or columns, may stay unseen.
     """
 
-    def __init__(self, places: list[tuple[dict, str]], sampled: bool = False):
-        self._tensors = [held[name] for held, name in places]
+    def __init__(self, holders: list[tuple[dict, str]], sampled: bool = False):
+        self._tensors = [held[name] for held, name in holders]
         self._memory = [tensor.detach() for tensor in self._tensors]
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
         self._samples = [_sample_of(tensor) for tensor in self._memory] if sampled else []
         self._state = self._now()
 
-    def is_of(self, places: list[tuple[dict, str]]) -> bool:
-        """Whether these places hold the same tensors, and nobody wrote to them or gave them other memory."""
-        held = [held.get(name) for held, name in places]
+    def is_of(self, holders: list[tuple[dict, str]]) -> bool:
+        """Whether these holders have the same tensors, and nobody wrote to them or gave them other memory."""
+        held = [held.get(name) for held, name in holders]
         return all(map(is_, held, self._tensors)) and self._now() == self._state
 
     def _now(self) -> list:
@@ -59,13 +59,13 @@ class Following:
     """Copies of weights in another layout, made once they are needed, and again once the weights have changed.
 
     Args:
-        copies: each with the `places` of what it is a copy of, and `make`, which makes it.
+        copies: each with the `holders` of what it is a copy of, and `make`, which makes it.
         sampled: see `Origin`.
     """
 
     def __init__(self, copies: list, sampled: bool = False):
         self.copies, self._sampled = copies, sampled
-        self._places = [place for copy in copies for place in copy.places]
+        self._holders = [holder for copy in copies for holder in copy.holders]
         self._origin: Origin | None = None
         self._lock = threading.Lock()
 
@@ -80,10 +80,10 @@ class Following:
             return
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if not self._is_current():  # a thread that waits for it may find them made
-                origin = Origin(self._places, self._sampled)  # before the copies: a write meanwhile makes them again
+                origin = Origin(self._holders, self._sampled)  # before the copies: a write meanwhile makes them again
                 for copy in self.copies:
                     copy.make()
                 self._origin = origin
 
     def _is_current(self) -> bool:
-        return not self.copies or (self._origin is not None and self._origin.is_of(self._places))
+        return not self.copies or (self._origin is not None and self._origin.is_of(self._holders))

@@ -189,10 +189,10 @@ class PackedLinear(nn.Linear):
 
     def state_dict(self, *args, **kwargs):
         """As in PyTorch, with plain numbers, also of a packed weight that has another name or module by now."""
-        found = super().state_dict(*args, **kwargs)
-        packed = {name: each for name, each in found.items() if type(each) is PackedWeight}
-        found.update({name: each.plain() for name, each in packed.items()})
-        return found
+        state = super().state_dict(*args, **kwargs)
+        packed = {name: each for name, each in state.items() if type(each) is PackedWeight}
+        state.update({name: each.plain() for name, each in packed.items()})
+        return state
 
     def _apply(self, fn, recurse=True):
         # What changes nothing leaves the weight packed.
@@ -212,13 +212,13 @@ def pack_weights(model) -> int:
     _let_go(model)
     if not is_enabled() or not gains(model):
         return 0
-    places = [owners for owners in owners_of_weights(model) if are_packable(owners)]
+    shared = [owners for owners in owners_of_weights(model) if are_packable(owners)]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
-    places = [owners for owners in places if owners[0].weight.dtype is model.dtype]
+    shared = [owners for owners in shared if owners[0].weight.dtype is model.dtype]
     plain = layers_read_as_weights(model)
-    places = [owners for owners in places if not plain.intersection(owners)]
-    places = [owners for owners in places if owners[0].weight.numel() >= _LEAST_WEIGHTS[model.dtype]]
-    packed = [owners for owners in places if pack(owners[0].weight)]
+    shared = [owners for owners in shared if not plain.intersection(owners)]
+    shared = [owners for owners in shared if owners[0].weight.numel() >= _LEAST_WEIGHTS[model.dtype]]
+    packed = [owners for owners in shared if pack(owners[0].weight)]
     for layer in (layer for owners in packed for layer in owners):
         layer.__class__ = PackedLinear
     return len(packed)

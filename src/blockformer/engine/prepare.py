@@ -7,7 +7,6 @@ from torch import nn
 
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
-from ..model.axes import BLOCKS
 from ..model.disentangled import DisentangledAttention
 from ..model.latent_attention import LatentAttention
 from ..model.positions import adds_to_scores
@@ -94,7 +93,7 @@ def prepare_for_inference(
 
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
-        ValueError: `compile` with a model that has layers with a state, 4-bit weights in groups of an odd number,
+        ValueError: `compile` with a model that has 4-bit weights in groups of an odd number,
             latent attention (on a CPU) or (unless it is an encoder) pruned heads, is on a device without a compiler, or
             is on a GPU and does not write; `head_bits` other than 8, without `compile`, or for a model that does
             not write, is not on the CPU, is in float64 or has a head that is not plain; `decisions` that are not such a
@@ -202,11 +201,6 @@ def check_class(model) -> None:
 
 def _check_compiles(model) -> None:
     """Refuse a model whose step cannot be compiled, or that has none and is on a GPU."""
-    if states := sorted(BLOCKS["layer_types"].keys() & model.config.layer_types):
-        raise ValueError(
-            f"compile=True is not supported with layers that keep a state (layer_types names '{states[0]}'): prepare "
-            "the model without it."
-        )
     if model.device.type in accelerator.COMPILES:
         if not step.can_compile(model):
             raise ValueError(

@@ -146,12 +146,12 @@ class AcceleratorRuntime(PreparedRuntime):
         return accelerator.is_full(stack, attention_mask, past_key_values)
 
     def unpadding(self, stack, inputs):
-        found = accelerator.unpadding_of(stack, inputs.hidden_states, inputs.attention_mask, inputs.named)
-        return super().unpadding(stack, inputs) if found is None else found
+        unpadding = accelerator.unpadding_of(stack, inputs.hidden_states, inputs.attention_mask, inputs.named)
+        return super().unpadding(stack, inputs) if unpadding is None else unpadding
 
     def masks(self, stack, inputs):
-        found = super().masks(stack, inputs)
-        return accelerator.block_masks(stack, inputs) if found is None and is_in_use(stack.config) else found
+        masks = super().masks(stack, inputs)
+        return accelerator.block_masks(stack, inputs) if masks is None and is_in_use(stack.config) else masks
 
     def takes_prompts(self, cache):
         return accelerator.is_empty(cache)

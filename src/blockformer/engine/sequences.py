@@ -58,7 +58,7 @@ def attend_sequences(
             )
         ]
         return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
-    padded, places, real = _padding(tuple(lengths))
+    padded, indices, real = _padding(tuple(lengths))
     query, key, value = (each[padded].transpose(1, 2) for each in states)  # [n, H or K, L, D]
     if is_causal:  # no token sees the padding behind it
         mask = None
@@ -66,7 +66,7 @@ def attend_sequences(
         mask = real
     else:
         mask = position_bias.masked_fill(~real, torch.finfo(position_bias.dtype).min)
-    return attend(query, key, value, mask=mask).transpose(1, 2).flatten(0, 1)[places][None]
+    return attend(query, key, value, mask=mask).transpose(1, 2).flatten(0, 1)[indices][None]
 
 
 def is_short(lengths: list, query) -> bool:
@@ -76,17 +76,17 @@ def is_short(lengths: list, query) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _padding(lengths: tuple):
-    """Each token's place in a padded batch, and back.
+    """Each token's index in a padded batch, and back.
 
     Returns:
-        The token at each place, int64 [n, L], at padding the first of its own sequence, so that a NaN reaches no other
-        one; the place of each token, [N]; which places have one, bool [n, 1, 1, L].
+        The token at each index, int64 [n, L], at padding the first of its own sequence, so that a NaN reaches no other
+        one; the index of each token, [N]; which of them have one, bool [n, 1, 1, L].
     """
     # Whatever the default device is at the first call
     with torch.inference_mode(False), torch.device("cpu"):
         counts = torch.tensor(lengths)
         real = torch.arange(max(lengths)) < counts[:, None]
-        places = real.flatten().nonzero().flatten()
+        indices = real.flatten().nonzero().flatten()
         padded = (counts.cumsum(0) - counts)[:, None].repeat(1, real.shape[1])
-        padded[real] = torch.arange(len(places))
-        return padded, places, real[:, None, None, :]
+        padded[real] = torch.arange(len(indices))
+        return padded, indices, real[:, None, None, :]

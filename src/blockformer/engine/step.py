@@ -19,7 +19,7 @@ from ..model.input_checks import check_inputs, check_positions, check_source
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from .attention import is_in_use
-from .beams import fill, held_by, shared_beams, sources_of_mask
+from .beams import fill, has_state, held_by, shared_beams, sources_of_mask
 from .compiler import has_compiler, is_of_compiler, progress
 from .eight_bit_head import RoundedHead
 from .fallbacks import NO_CODE, Fallbacks, Uncompiled
@@ -31,7 +31,7 @@ from .onednn import PackedCopy
 from .origin import Following
 from .step_functions import StepFunctions, in_buffers
 from .step_layers import StepLayers, can_be_packed
-from .step_parts import WRITTEN
+from .step_parts import WRITTEN, keeps_state
 from .watched import Modules, is_transformed, unknown_code
 
 logger = logging.get_logger(__name__)
@@ -129,7 +129,7 @@ class CompiledSteps:
         config = self._stack.config
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         growing = (GrowingLayer, GrowingWindowLayer)
-        is_growing = type(own) is DynamicCache and all(type(layer) in growing for layer in own.layers)
+        is_growing = type(own) is DynamicCache and all(has_state(each) or type(each) in growing for each in own.layers)
         asked = [name for name in COLLECTED if getattr(config, name, False)]
         asked += [name for name, value in others.items() if not _says_nothing(name, value)]
         if torch.is_autocast_enabled("cpu"):
@@ -178,14 +178,19 @@ class CompiledSteps:
         functions = self.functions_for(sources, rows // sources)
         self.refresh()
         visible, positions = self._seen(attention_mask, position_ids, rows, length)
-        buffers = [layer.reserve(WRITTEN) for layer in own.layers]
-        places = self._places(own)
-        seen = {kind: in_buffers(visible, place, self._window_of(kind)) for kind, place in places.items()}
+        buffers = [_written(layer) if has_state(layer) else layer.reserve(WRITTEN) for layer in own.layers]
+        slots = self._slots(own)
+        seen = {kind: in_buffers(visible, slot, self._window_of(kind)) for kind, slot in slots.items()}
         told = (None, []) if cross is None else self._source(cross, source_mask)
         with torch.inference_mode(False), torch.no_grad():
             logits = self.computed(functions, input_ids.long(), positions, seen, buffers, *told)
-        for layer in own.layers:
-            layer.advance(1)
+        for layer, written in zip(own.layers, buffers, strict=True):
+            if has_state(layer):
+                for tensor, new in zip(held_by(layer), written, strict=True):
+                    if tensor.data_ptr() != new.data_ptr():
+                        tensor.copy_(new)
+            else:
+                layer.advance(1)
         return logits
 
     def _begin(self, cache, rows: int, position_ids, source, source_mask) -> None:
@@ -212,11 +217,13 @@ class CompiledSteps:
     def _shape(self, cache):
         """[B, K, S, D] of the keys and values of all layers; None if there are none, or they are not this model's.
 
-        A layer with a window holds the last ones of the S tokens.
+        A layer with a window holds the last ones of the S tokens, and one with a state has neither keys nor values.
         """
         config, dtype = self._stack.config, self._stack.embed_tokens.weight.dtype
-        layers = [layer for layer in cache.layers if layer.is_initialized]
-        if len(layers) != len(self._stack.layers):
+        if [has_state(layer) for layer in cache.layers] != [keeps_state(layer) for layer in self._stack.layers]:
+            return None
+        layers = [layer for layer in cache.layers if not has_state(layer)]
+        if not all(layer.is_initialized for layer in layers):
             return None
         length, shape = layers[0].get_seq_length(), held_by(layers[0])[0].shape
         if shape[0] == 0 or (shape[1], shape[3]) != (config.num_key_value_heads, config.head_dim):
@@ -230,6 +237,9 @@ class CompiledSteps:
             if layer.get_seq_length() != length or held < least or (held != length and not is_window):
                 return None
             if any(each.shape != wanted or each.dtype is not dtype or each.device.type != "cpu" for each in pair):
+                return None
+        for past, _ in (held_by(layer) for layer in cache.layers if has_state(layer)):
+            if past is None or len(past) != shape[0] or past.dtype is not dtype or past.device.type != "cpu":
                 return None
         return (*shape[:2], length, shape[3])
 
@@ -246,13 +256,14 @@ class CompiledSteps:
         check_positions(self._stack.config, positions, (rows, 1), None)
         return visible, positions
 
-    def _places(self, cache) -> dict[str, int]:
+    def _slots(self, cache) -> dict[str, int]:
         """Layer type -> where in its layers' buffers the new token goes."""
-        places: dict[str, int] = {}
+        slots: dict[str, int] = {}
         for layer, held in zip(self._stack.layers, cache.layers, strict=True):
-            if places.setdefault(layer.layer_type, held.written) != held.written:
-                raise Uncompiled("the cache's layers hold their tokens in different places")
-        return places
+            if not has_state(held) and slots.setdefault(layer.layer_type, held.written) != held.written:
+                raise Uncompiled("the cache's layers hold their tokens in different slots")
+        of_states = {layer.layer_type for layer in self._stack.layers if keeps_state(layer)}
+        return slots | dict.fromkeys(of_states, next(iter(slots.values())))
 
     def _window_of(self, kind: str) -> int | None:
         return self._stack.config.sliding_window if kind == "sliding_attention" else None
@@ -337,8 +348,17 @@ def _is_step(input_ids, cache) -> bool:
     return input_ids.device.type == "cpu" and is_enabled()
 
 
+def _written(layer) -> tuple:
+    """What a cache's layer with a state holds, for a step to write over; copies if only inference mode may do so.
+
+    They are other tensors of the same memory: the library has marked its own as constants of one CUDA graph.
+    """
+    with torch.inference_mode(False):
+        return tuple(each.clone() if each.is_inference() else each.detach() for each in held_by(layer))
+
+
 def _learns(layer) -> bool:
-    return any(each.requires_grad for each in held_by(layer))
+    return any(each is not None and each.requires_grad for each in held_by(layer))
 
 
 def _says_nothing(name: str, value) -> bool:

@@ -16,7 +16,7 @@ from ..model.positions import rotations_of
 from .compiler import compiled
 from .few_rows import BLOCK
 from .step_layers import twin
-from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart
+from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
 
 # Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function. By
 # hand: more in one function take longer to compile, in proportion.
@@ -51,14 +51,15 @@ class StepFunctions:
         stack = model.get_decoder()
         config, weight = stack.config, stack.embed_tokens.weight
         states = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
-        place = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-        rotating = sorted(rotations_of(stack.rotary_emb, config, states, place))
+        slot = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
+        rotating = sorted(rotations_of(stack.rotary_emb, config, states, slot))
         groups = _groups_of(stack.layers, _SMALL_LAYERS if device == "cpu" else 1)
         layers = [[twin(layer, in_place or {}, copied) for layer in group] for group in groups]
         self._layers = [LayersPart(group, config, rotating, beams, written) for group in layers]
         first, last = (twin(part, in_place or {}, copied) for part in (FirstPart(stack), LastPart(model, stack)))
         self._first, self._last = first, last
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
+        self._keeps_state = [keeps_state(layer) for layer in stack.layers]
         self.is_ready, self.dtype = False, model.dtype
         self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
 
@@ -74,9 +75,9 @@ class StepFunctions:
         """The logits [B, 1, V] of new tokens, int64 [B, 1], at their positions, int64 [B, 1].
 
         Args:
-            seen: layer type -> which places of its buffers are seen, bool [B, S / BLOCK, BLOCK], and the new token's,
+            seen: layer type -> which slots of its buffers are seen, bool [B, S / BLOCK, BLOCK], and the new token's,
                 int64 [1].
-            buffers: of each layer keys and values [B, K, R, D].
+            buffers: of each layer keys and values [B, K, R, D], or what its convolution sees [B, D, W] and its state.
             source_mask: bool [B / n, 1, 1, E]; `sources` of each layer keys and values of the encoder's states
                 [B / n, K, E, D]. None and none without an encoder.
         """
@@ -86,9 +87,9 @@ class StepFunctions:
             _vary(mask, 1)
         if source_mask is not None:
             _vary(source_mask, 3)
-        for pair in (*buffers, *sources):
+        for pair, keeps in zip((*buffers, *sources), (*self._keeps_state, *(False for _ in sources)), strict=True):
             for tensor in pair:
-                _vary(tensor, 2)
+                _vary(tensor, None if keeps else 2)
         states, cos_sin, biases = self._run_first(self._first, input_ids, positions, *next(iter(seen.values())))
         bias, start = biases[0] if biases else None, 0
         if bias is not None:
@@ -130,19 +131,19 @@ def _vary(tensor, dim: int | None = None) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
-def in_buffers(visible, place: int, window: int | None = None) -> tuple:
-    """Which places of buffers are seen, bool [B, places / BLOCK rounded up, BLOCK], and the new token's, int64 [1].
+def in_buffers(visible, slot: int, window: int | None = None) -> tuple:
+    """Which slots of buffers are seen, bool [B, slots / BLOCK rounded up, BLOCK], and the new token's, int64 [1].
 
     Args:
-        visible: bool [B, S], of all tokens; the buffers hold the last `place + 1` of them, with the new one.
+        visible: bool [B, S], of all tokens; the buffers hold the last `slot + 1` of them, with the new one.
         window: how many tokens are seen at most; None: all.
     """
-    count = place + 1
+    count = slot + 1
     visible = visible[:, -count:]
     if window is not None and count > window:
         visible = F.pad(visible[:, -window:], (count - window, 0))
     blocks = F.pad(visible, (0, max(-count % BLOCK, WRITTEN - count))).unflatten(1, (-1, BLOCK))
-    return blocks, torch.tensor([place], device="cpu")
+    return blocks, torch.tensor([slot], device="cpu")
 
 
 def _groups_of(layers, most: int) -> list[list]:

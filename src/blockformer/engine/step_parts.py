@@ -20,29 +20,50 @@ from ..model.positions import rotations_of
 from .few_rows import BLOCK
 
 _AFTER_LAYERS = ("norm", "final_projection")
-WRITTEN = 2 * BLOCK  # places in a buffer that a step on a CPU writes: the new token's, and zeros
+WRITTEN = 2 * BLOCK  # slots in a buffer that a step on a CPU writes: the new token's, and zeros
 
 
 class _Buffers(Cache):
-    """A layer's keys and values in buffers [B, K, R, D], of which the new token's place is `place`."""
+    """A layer's keys and values in buffers [B, K, R, D], of which the new token's slot is `slot`."""
 
-    def __init__(self, place, length, buffers=(), written=WRITTEN):
+    def __init__(self, slot, length, buffers=(), written=WRITTEN):
         super().__init__(layers=[])
-        self.place, self.length, self.buffers, self.written = place, length, buffers, written
+        self.slot, self.length, self.buffers, self.written = slot, length, buffers, written
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Write the new token's keys and values [B, K, 1, D]; returns all tokens' keys and values, [B, K, S, D].
 
-        Behind it come zeros, up to `written` places, where keys and values are read in whole blocks.
+        Behind it come zeros, up to `written` slots, where keys and values are read in whole blocks.
         """
-        places = self.place + torch.arange(self.written, device=self.place.device)
+        slots = self.slot + torch.arange(self.written, device=self.slot.device)
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer.index_copy_(2, places, F.pad(states, (0, 0, 0, self.written - 1)))
+            buffer.index_copy_(2, slots, F.pad(states, (0, 0, 0, self.written - 1)))
         return tuple(buffer.narrow(2, 0, self.length) for buffer in self.buffers)
 
     def get_mask_sizes(self, query_length, layer_idx=0):
         """Length of the keys, and where they begin."""
         return self.length, 0
+
+
+class _State:
+    """What a layer that keeps a state holds, in buffers: the last tokens before a convolution [B, D, W], and the state.
+
+    A step reads and writes it as the library's `LinearAttentionLayer`.
+    """
+
+    has_previous_state = True
+
+    def __init__(self, buffers):
+        self.conv_states, self.recurrent_states = buffers
+
+    def update_conv_state(self, states):
+        """Take in the new token's channels [B, D, 1]; the oldest token falls out."""
+        self.conv_states.copy_(torch.cat((self.conv_states[..., 1:], states), dim=-1))
+
+    def update_recurrent_state(self, state):
+        """Take the state after the new token, which may have been written in place."""
+        if state is not self.recurrent_states:
+            self.recurrent_states.copy_(state)
 
 
 @dataclass
@@ -70,23 +91,23 @@ class FirstPart(nn.Module):
         self.config = stack.config
         self.stack = _without(stack, "layers", *_AFTER_LAYERS)
 
-    def forward(self, input_ids, position_ids, mask, place):
+    def forward(self, input_ids, position_ids, mask, slot):
         """Embed the new tokens.
 
         Args:
             input_ids: int64 [B, 1], the new tokens; `position_ids` int64 [B, 1] their positions.
-            mask: bool [B, S / BLOCK, BLOCK], which places of the buffers are seen.
-            place: int64 [1], where in the buffers the new token goes.
+            mask: bool [B, S / BLOCK, BLOCK], which slots of the buffers are seen.
+            slot: int64 [1], where in the buffers the new token goes.
 
         Returns:
-            The states [B, 1, C]; cosines and sines of rotary positions for each of the layer types in order, or none;
+            The states [B, 1, C]; the tensors of rotary positions for each of the layer types in order, or none;
             the bias of relative positions [1, H, S / BLOCK, BLOCK], or none.
         """
         stack, config = self.stack, self.config
         states = stack._embed(stack._embed_tokens(input_ids, None, None, None), position_ids)
         rotations = rotations_of(stack.rotary_emb, config, states, position_ids)
         cos_sin = [each.contiguous() for kind in sorted(rotations) for each in rotations[kind]]
-        bias = position_bias(stack, place, mask.shape[1])
+        bias = position_bias(stack, slot, mask.shape[1])
         return states, cos_sin, [] if bias is None else [bias]
 
 
@@ -96,7 +117,7 @@ class LayersPart(nn.Module):
     Args:
         rotating: the layer types whose queries and keys rotate, in order.
         beams: rows of a source.
-        written: places of a buffer that are written: the new token's, and zeros behind it.
+        written: slots of a buffer that are written: the new token's, and zeros behind it.
     """
 
     def __init__(self, layers, config, rotating, beams: int = 1, written: int = WRITTEN):
@@ -104,14 +125,15 @@ class LayersPart(nn.Module):
         self.config, self.layers, self.rotating = config, nn.ModuleList(layers), rotating
         self.beams, self.written = beams, written
 
-    def forward(self, states, mask, place, cos_sin, bias, buffers, source_mask, sources):
+    def forward(self, states, mask, slot, cos_sin, bias, buffers, source_mask, sources):
         """Run the layers.
 
         Args:
-            mask: bool [B, S / BLOCK, BLOCK], which places of the buffers are seen; `place` int64 [1], the new token's.
-            cos_sin: cosines and signed sines of rotary positions, two for each of the types, or none.
+            mask: bool [B, S / BLOCK, BLOCK], which slots of the buffers are seen; `slot` int64 [1], the new token's.
+            cos_sin: the tensors of rotary positions, as many for each of the types, or none.
             bias: [1, H, S / BLOCK, BLOCK] or None.
-            buffers: keys and values [B, K, R, D] of one layer after the other.
+            buffers: keys and values [B, K, R, D] of one layer after the other; or what its convolution sees [B, D, W]
+                and its state, of a layer that keeps one.
             source_mask: bool [B / n, 1, 1, E], or None without an encoder.
             sources: keys and values [B / n, K, E, D] of the encoder's states, of one layer after the other, or none.
         """
@@ -125,11 +147,14 @@ class LayersPart(nn.Module):
                 each.narrow(0, 0, states.shape[0] // self.beams) for each in (source_mask, *sources)
             )
             source_mask = source_mask.expand(-1, -1, self.beams, -1)
-        rotations = dict(zip(self.rotating, zip(cos_sin[::2], cos_sin[1::2], strict=True), strict=True))
-        layer_inputs = LayerInputs({}, rotations, place, source_mask)
+        each = len(cos_sin) // max(len(self.rotating), 1)
+        rotations = {kind: tuple(cos_sin[i * each : (i + 1) * each]) for i, kind in enumerate(self.rotating)}
+        layer_inputs = LayerInputs({}, rotations, slot, source_mask)
         for index, layer in enumerate(self.layers):
             own = slice(2 * index, 2 * index + 2)
-            cache: Cache = _Buffers(place, length, buffers[own], self.written)
+            cache: Cache = _Buffers(slot, length, buffers[own], self.written)
+            if keeps_state(layer):
+                cache, mask = Cache(layers=[_State(buffers[own])]), None  # the new token is no padding
             if source_mask is not None:
                 keys, values = sources[own]
                 cache = _Caches(cache, keys, values, layer.layer_idx)
@@ -137,6 +162,11 @@ class LayersPart(nn.Module):
             source = None if source_mask is None else states  # any tensor: its keys and values are cached
             states = layer.forward(states, source, mask, layer_inputs=layer_inputs, past_key_values=cache)
         return states
+
+
+def keeps_state(layer) -> bool:
+    """Whether a layer keeps a state in place of keys and values."""
+    return hasattr(layer.self_attn, "state_bytes")
 
 
 def _cut(states):
@@ -158,9 +188,9 @@ class LastPart(nn.Module):
         return self.head.logits_of(self.stack.after_layers(states))
 
 
-def position_bias(stack, place, blocks):
+def position_bias(stack, slot, blocks):
     """The new token's bias of relative positions [1, H, blocks, BLOCK], or None."""
-    bias = stack.relative_bias(place, blocks * BLOCK) if stack.has_shared_bias else None
+    bias = stack.relative_bias(slot, blocks * BLOCK) if stack.has_shared_bias else None
     return None if bias is None else bias[:, :, 0].unflatten(2, (-1, BLOCK)).contiguous()
 
 

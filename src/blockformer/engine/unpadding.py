@@ -32,7 +32,7 @@ class Unpadding:
     """Which tokens of [B, T] are real, and where each sequence lies in the packed row.
 
     Args:
-        indices: int64 [N], the real tokens' places in the flattened batch, sequence after sequence; None: all of them.
+        indices: int64 [N], the real tokens' indices in the flattened batch, sequence after sequence; None: all of them.
         lengths: the sequences' lengths in tokens, together N.
 
     Attributes:
@@ -142,9 +142,9 @@ def plan_without_padding(stack, inputs, unpadding):
         masks["sliding_attention"] = unpadding.with_masks(windows)
     if stack.has_shared_bias:
         # Of the longest row, whatever a cache that the prompt fills has room for.
-        places = torch.arange(unpadding.shape[1], device=device)
-        bias = stack.shared_bias(inputs.hidden_states, places, unpadding.shape[1])
-        bias = with_bias(config, None, bias, places if stack.is_causal else None)
+        positions = torch.arange(unpadding.shape[1], device=device)
+        bias = stack.shared_bias(inputs.hidden_states, positions, unpadding.shape[1])
+        bias = with_bias(config, None, bias, positions if stack.is_causal else None)
         masks = dict.fromkeys(masks, unpadding.with_bias(bias))
     plan = stack.plan(inputs, masks={})
     rotations = {

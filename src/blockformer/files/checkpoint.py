@@ -26,10 +26,11 @@ from .errors import CheckpointError, listed, memory_errors, shown
 from .json_files import read_json
 from .model_place import AROUND, model_elsewhere
 from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
-from .quantized import packed_by_mlx
+from .quantized import FIELDS, packed_by_mlx, quantized_by_names
 from .regular import open_regular
 from .safetensors_io import TensorInfo, read_header, read_parts, read_tensor
 from .sources import Source
+from .telling_tensors import empty_tensors, of_another_framework
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
@@ -117,6 +118,9 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
         if packed := packed_by_mlx(self.tensors):
             raise CheckpointError(f"{self.folder}: {'; '.join(packed)}")
+        lost = None if any(self.config.get(name) for name in FIELDS) else quantized_by_names(self.tensors)
+        if told := lost or empty_tensors(self.tensors) or of_another_framework(self.tensors):
+            raise CheckpointError(f"{self.folder}: {'; '.join(told)}")
         check_tensors(self.folder, self.config, self.tensors)
         of_ours = is_ours(self.config)
         if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and of_ours else [])]):

@@ -35,6 +35,19 @@ NEVER_FOLLOWED = (
 """Config entries that can name code to load. They are always dropped."""
 
 
+_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+
+def with_floats(value: Any) -> Any:
+    """A config's entries, in which transformers writes numbers that JSON lacks as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        name = value.get("__float__") if len(value) == 1 else None
+        if isinstance(name, str) and name in _FLOATS:
+            return _FLOATS[name]
+        return {key: with_floats(each) for key, each in value.items()}
+    return [with_floats(each) for each in value] if isinstance(value, list) else value
+
+
 def is_ours(entries: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is in our layout."""
     return str(entries.get("model_type", "")).startswith(OURS)
@@ -46,7 +59,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is not a JSON object, or an entry has the wrong type.
     """
-    config = read_json(path)
+    config = read_json(path, infinite=True)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise CheckpointError(f"{path}: architectures is {shown(names)}; it must be a list of names of classes")

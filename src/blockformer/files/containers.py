@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import CheckpointError, shown
 from .json_files import read_json
-from .names import PICKLED_SUFFIXES, WEIGHTS
+from .names import PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHTS
 
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 RANK = re.compile(r"(?P<start>.*?)(world_size_(?P<world>\d+)_)?rank[_-]?(?P<rank>\d+)(?P<end>\.(pt|pth|bin|ckpt))")
@@ -16,10 +16,17 @@ RANK = re.compile(r"(?P<start>.*?)(world_size_(?P<world>\d+)_)?rank[_-]?(?P<rank
 OTHER_STATE = re.compile(r"(optim|optimizer|extra|rng|random|scheduler|grad_scaler|data|zero_pp|bf16_zero|mp_)")
 """How the names of files of processes begin that hold no weights, or not in this way."""
 NOT_WEIGHTS = re.compile(
-    r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state|colbert_linear|sparse_linear)"
+    r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args|trainer_state|colbert_linear|sparse_linear|"
+    r"tokenizer|token_bytes)"
     r".*"
 )
 """Names of pickled files that hold no weights of a model."""
+UNFINISHED = re.compile(
+    r".+\.(safetensors|bin|pth?|ckpt|gguf)\.(incomplete|part[\w-]*|aria2|crdownload|download|tmp)(_\w+)?"
+)
+"""Names that programs give to a file of weights until all of it is there."""
+DEPTH, MOST_FOLDERS = 3, 500
+"""How deep the folders lie that are looked at for a model, and how many of them are."""
 OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
 JOIN = "blockformer doctor {folder} --mend NEW writes a plain checkpoint of it"
 
@@ -36,6 +43,8 @@ class Container:
     Attributes:
         name: of the kind, which does not change between releases.
         starts: how the names of its files or folders begin.
+        ends: how they end.
+        inside: a pattern of a file that a folder of such a name must hold; "" for none.
         what: it is, in words.
         remedy: what to do; `{name}` and `{folder}` are filled in.
         is_pickled: whether doctor reads them as any pickled file.
@@ -46,34 +55,37 @@ class Container:
     what: str
     remedy: str
     is_pickled: bool = False
+    ends: tuple[str, ...] = ()
+    inside: str = ""
 
-    def shown_by(self, names: Iterable[str]) -> str | None:
-        """The first of these names that shows it, or None."""
-        return next((name for name in sorted(names) if name.startswith(self.starts)), None)
+    def shown_by(self, names: Iterable[str], folder: Path) -> str | None:
+        """The first of these names in a folder that shows it, or None."""
+        named = (name for name in sorted(names) if name.startswith(self.starts) or name.endswith(self.ends))
+        return next((name for name in named if not self.inside or any((folder / name).glob(self.inside))), None)
 
 
+ZERO = "these are the parts that DeepSpeed ZeRO saves"
+MEGATRON = "common.pt"
+"""What Megatron-LM writes next to the parts of a distributed checkpoint, whose names and layers are its own."""
 CONTAINERS = (
     Container("tensorflow", ("tf_model",), "these are weights for TensorFlow", OLDER.format("from_tf")),
     Container("flax", ("flax_model",), "these are weights for Flax", OLDER.format("from_flax")),
-    Container(
-        "zero",
-        ("global_step", "zero_pp_rank", "bf16_zero_pp_rank"),
-        "these are the parts that DeepSpeed ZeRO saves",
-        JOIN,
-    ),
+    Container("zero", ("global_step",), ZERO, JOIN, inside="*_states.pt"),
+    Container("zero", ("zero_pp_rank", "bf16_zero_pp_rank"), ZERO, JOIN),
     Container(
         "fsdp",
         ("pytorch_model_fsdp",),
         "these are the parts that FSDP saves",
         f"join them: accelerate merge-weights {{folder}}/{{name}} {{folder}}, or {JOIN}",
+        inside="*",
     ),
-    Container("dcp", (".metadata", "__0_0.distcp"), "this is a distributed checkpoint (DCP)", JOIN),
     Container(
         "megatron",
-        ("mp_rank_", "iter_0", "latest_checkpointed_iteration"),
+        ("mp_rank_", "iter_0", MEGATRON),
         "this is a checkpoint of Megatron-LM",
         "convert it with the tool of its framework (Megatron-Bridge, NeMo) to a Hugging Face folder",
     ),
+    Container("dcp", (".metadata", "__0_0.distcp"), "this is a distributed checkpoint (DCP)", JOIN),
     Container(
         "litgpt",
         ("lit_model.pth",),
@@ -91,29 +103,53 @@ CONTAINERS = (
         "onnx", ("onnx", "model.onnx"), "this is a model for ONNX", "name the checkpoint that it was exported from"
     ),
     Container("mlx", ("weights.npz",), "these are weights for MLX", "name the checkpoint that they were made of"),
+    Container(
+        "orbax",
+        ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process"),
+        "this is a checkpoint of Orbax, for JAX",
+        "name the checkpoint that it was made of, or save it in transformers' layout with the code that trains it",
+    ),
+    Container(
+        "nemo",
+        (),
+        "this is an archive of NeMo",
+        "export it with NeMo to a Hugging Face folder: nemo.collections.llm.export_ckpt(FILE, target='hf')",
+        ends=(".nemo",),
+    ),
+    Container(
+        "gguf",
+        (),
+        "this is a GGUF file for llama.cpp",
+        "transformers makes plain weights of it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE), "
+        "then save_pretrained",
+        ends=(".gguf",),
+    ),
+    Container(
+        "archive",
+        (),
+        "this is an archive",
+        "unpack it, and name the folder that comes out of it",
+        ends=(".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst", ".7z", ".rar"),
+    ),
 )
 
 
 def container_of(names: Collection[str], folder: Path) -> tuple[Container, str, str] | None:
     """The kind of a folder by the names in it, what it is, and the remedy; None if it is of none of them."""
     for each in CONTAINERS:
-        if (name := each.shown_by(names)) is not None:
+        if (name := each.shown_by(names, folder)) is not None:
             return each, f"{each.what} ({name})", each.remedy.format(folder=folder, name=name)
-    if (name := next((name for name in sorted(names) if name.endswith(".gguf")), None)) is not None:
-        return GGUF, f"{GGUF.what} ({name})", GGUF.remedy
-    ranks = [match for name in sorted(names) if (match := RANK.fullmatch(name)) and not OTHER_STATE.match(name)]
-    if ranks:
-        return (FSDP_SHARD, *shard_said(ranks, folder))
-    return None
+    ranks = ranks_of(names)
+    return (FSDP_SHARD, *shard_said(ranks, folder)) if ranks else None
 
 
-GGUF = Container(
-    "gguf",
-    (),
-    "this is a GGUF file for llama.cpp",
-    "transformers makes plain weights of it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE), "
-    "then save_pretrained",
-)
+def ranks_of(names: Iterable[str]) -> list[re.Match[str]]:
+    """The names of files that the processes of an FSDP run write; one file of the first process may hold everything."""
+    found = [match for name in sorted(names) if (match := RANK.fullmatch(name)) and not OTHER_STATE.match(name)]
+    is_single = len(found) == 1 and found[0]["world"] is None and int(found[0]["rank"]) == 0
+    return [] if is_single else found
+
+
 FSDP_SHARD = Container("fsdp-shard", (), "this is an FSDP shard", JOIN)
 
 
@@ -138,27 +174,81 @@ def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | Non
     if not names:
         return "the folder is empty", "name the one with the model"
     if inner := folders_with_weights(folder):
-        where = f"the model lies in the subfolder{'s' * (len(inner) > 1)} {', '.join(map(shown, inner[:4]))}"
-        return where, f"name {folder / inner[-1]}"
-    pickles = [name for name in names if name.endswith(PICKLED_SUFFIXES)]
+        return _inner_model(folder, inner)
+    pickles = [name for name in names if name.endswith(PICKLED_SUFFIXES) and not (folder / name).is_dir()]
     weights = [name for name in pickles if not NOT_WEIGHTS.fullmatch(name)]
     if weights:
         said = f"the weights are called {shown(weights[0])}, and libraries look for {WEIGHTS[0][0]}"
         return said, f"blockformer doctor {folder / weights[0]} says what they are"
+    if unfinished := [name for name in names if UNFINISHED.fullmatch(name)]:
+        said = f"a download was not finished, or a file was split ({shown(unfinished[0])})"
+        return said, "download it again; cat joins the parts of a file that was split"
+    if inner := _folders(folder, _has_parts):
+        inner = [_with_config(folder, name) for name in inner]
+        what = "an adapter lies" if _has_adapter(folder / inner[-1]) else "the weights lie"
+        return f"{what} in the subfolder{'s' * (len(inner) > 1)} {_listed(inner)}", f"name {folder / inner[-1]}"
     if pickles or "trainer_state.json" in names:
         said = f"there is only the state of a training run ({', '.join((pickles or ['trainer_state.json'])[:3])})"
         return said, "the model was not saved or not copied: name a checkpoint that has it"
     return None
 
 
+def _with_config(folder: Path, name: str) -> str:
+    """The folder around this one, where it has the `config.json`; else this one."""
+    around = name.rpartition("/")[0]
+    return around if around and (folder / around / "config.json").exists() else name
+
+
+def _inner_model(folder: Path, inner: list[str]) -> tuple[str, str]:
+    if inner[-1].rpartition("/")[2].startswith(UNSAVED):
+        return f"the run ended while it saved {shown(inner[-1])}", "take a checkpoint from before"
+    return f"the model lies in the subfolder{'s' * (len(inner) > 1)} {_listed(inner)}", f"name {folder / inner[-1]}"
+
+
+UNSAVED = "tmp-"
+"""How Trainer calls the folder of a checkpoint until all of it is there."""
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(shown, names[:4]))
+
+
 def folders_with_weights(folder: Path) -> list[str]:
     """The subfolders that hold a model, those of steps in the order of their numbers."""
-    found = {path.parent.name for path in folder.glob("*/config.json") if _has_weights(path.parent)}
-    return sorted(found, key=lambda name: (int("".join(filter(str.isdecimal, name)) or 0), name))
+    return _folders(folder, _has_model)
 
 
-def _has_weights(folder: Path) -> bool:
-    return any((folder / name).exists() for pair in WEIGHTS for name in pair)
+def _folders(folder: Path, holds: Callable[[Path], bool]) -> list[str]:
+    """The subfolders of which this is true, of the first depth that has any, in the order of their numbers."""
+    level = [folder]
+    for _ in range(DEPTH):
+        inner = (path for place in level for path in sorted(place.iterdir()) if not path.name.startswith("."))
+        level = [path for path in inner if path.is_dir() and not path.is_symlink()][:MOST_FOLDERS]
+        if found := [path.relative_to(folder).as_posix() for path in level if holds(path)]:
+            return sorted(found, key=_step)
+    return []
+
+
+def _step(name: str) -> tuple[bool, int, str]:
+    last = name.rpartition("/")[2]
+    return not last.startswith(UNSAVED), int("".join(filter(str.isdecimal, last)) or 0), name
+
+
+def _has_model(folder: Path) -> bool:
+    return (folder / "config.json").exists() and any((folder / name).exists() for pair in WEIGHTS for name in pair)
+
+
+def _has_adapter(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ADAPTERS)
+
+
+def _has_parts(folder: Path) -> bool:
+    """Whether a folder holds weights in another way: an adapter, parts of a run, files with other names."""
+    names = sorted(path.name for path in folder.iterdir())
+    files = [name for name in names if name.endswith(WEIGHT_FILES) and not NOT_WEIGHTS.fullmatch(name)]
+    files = [name for name in files if not OTHER_STATE.match(name) and not (folder / name).is_dir()]
+    is_run = ".metadata" in names or any("_model_states." in name for name in names)
+    return is_run or bool(files) or _has_adapter(folder)
 
 
 def shard_said(ranks: Collection[re.Match[str]], folder: Path) -> tuple[str, str]:
@@ -196,4 +286,7 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
     remedy = (
         f"merge it into {named}: blockformer doctor {folder} --against BASE --mend NEW, or merge_and_unload() of PEFT"
     )
+    if not any(os.path.lexists(folder / name) for name in ADAPTERS[1:]):
+        said = f"this is the adapter_config.json of {title}{rank} for {named}, and the adapter itself is missing"
+        return said, f"copy {ADAPTERS[1]} too; and then {remedy}"
     return f"this is {title}{rank} for {named}, not a model", remedy

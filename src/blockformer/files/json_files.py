@@ -24,19 +24,27 @@ def json_text(entries: Mapping[str, Any] | list[Any]) -> str:
     return json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
 
 
-def read_json(path: str | PathLike[str]) -> dict[str, Any]:
+INFINITY = {"__float__": "Infinity"}
+"""How transformers 5 writes a number that JSON lacks."""
+
+
+def read_json(path: str | PathLike[str], infinite: bool = False) -> dict[str, Any]:
     """Read a JSON object from a file: UTF-8, no repeated names, no NaN or Infinity.
+
+    Args:
+        path: the file.
+        infinite: whether an Infinity is taken for `INFINITY`, in whose place earlier releases of transformers wrote it.
 
     Raises:
         CheckpointError: the file is anything else, or not a regular file.
     """
-    entries = read_json_value(path)
+    entries = read_json_value(path, infinite)
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: holds a {type(entries).__name__} where a JSON object is needed")
     return entries
 
 
-def read_json_value(path: str | PathLike[str]) -> Any:
+def read_json_value(path: str | PathLike[str], infinite: bool = False) -> Any:
     """Read any JSON value from a file; see `read_json`."""
     path = Path(path)
     with open_regular(path) as file:
@@ -46,13 +54,13 @@ def read_json_value(path: str | PathLike[str]) -> Any:
     try:
         if len(text) > MAX_BYTES:
             raise ValueError(f"longer than {MAX_BYTES} bytes")
-        return strict_json(text)
+        return strict_json(text, infinite)
     except ValueError as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from error
 
 
-def strict_json(text: bytes) -> Any:
-    """Parse strict JSON: UTF-8 only, no repeated names, no NaN or Infinity, limited nesting.
+def strict_json(text: bytes, infinite: bool = False) -> Any:
+    """Parse strict JSON: UTF-8 only, no repeated names, no NaN or Infinity (see `read_json`), limited nesting.
 
     Raises:
         ValueError: saying what is wrong.
@@ -66,7 +74,9 @@ def strict_json(text: bytes) -> Any:
             raise ValueError(f"the key {shown(twice)} appears twice; keep one")
         return entries
 
-    def refuse(constant: str) -> None:
+    def refuse(constant: str) -> dict[str, str]:
+        if infinite and constant == "Infinity":
+            return dict(INFINITY)
         raise ValueError(f"{constant} is not a JSON value; use a number or null")
 
     def finite(number: str) -> float:

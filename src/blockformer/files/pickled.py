@@ -40,7 +40,7 @@ def headers(path: Path, wrappers: Collection[str] = STATE_DICTS[:1]) -> tuple[li
         CheckpointError: damaged, compressed, or holding more than plain tensors, such as code to run.
     """
     with open_regular(path) as file:
-        records = _records(file, path) if _is_zip(file, path) else None
+        records = records_of(file, path) if _is_zip(file, path) else None
         if records is None or not TELLS_PLACES:
             tensors, key = _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
             return [TensorInfo(name, t.dtype, tuple(t.shape), path, t.nbytes) for name, t in tensors.items()], key
@@ -101,8 +101,12 @@ def _reason(error: Exception) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:300]) or type(error).__name__
 
 
-def _records(file: BinaryIO, path: Path) -> dict[int, int]:
-    """Where each record of a zip file begins -> its bytes; none is compressed, repeated or overlaps another."""
+def records_of(file: BinaryIO, path: Path) -> dict[int, int]:
+    """Where each record of a zip file begins -> its bytes; none is compressed, repeated or overlaps another.
+
+    Raises:
+        CheckpointError: it is damaged, one is, or it was written on a big-endian machine.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()

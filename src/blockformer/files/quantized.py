@@ -1,6 +1,6 @@
 """What `config.json` tells of quantized weights, compared with the tensors that are there."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +47,31 @@ def packed_by_mlx(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | None:
         return None
     fix = "make plain ones with mlx_lm.convert --dequantize, or take the checkpoint that it was made of"
     return f"MLX has packed {len(packed)} of the weights in few bits ({shown(packed[0] + 'weight')})", fix
+
+
+def quantized_by_names(names: Collection[str]) -> tuple[str, str] | None:
+    """The sentence on weights that a library has quantized, by the names of what it keeps for each, and the remedy.
+
+    Args:
+        names: of all tensors.
+    """
+    for endings, method in QUANTIZED:
+        found = [name for name in names if endings[0] in name]
+        if found and all(any(ending in name for name in names) for ending in endings):
+            said = f"the weights are quantized by {method} ({shown(found[0])}), and config.json has no {FIELDS[0]}"
+            return said, f"put {FIELDS[0]} back as it was written with them, or take the plain weights"
+    return None
+
+
+QUANTIZED = (
+    ((".quant_state.bitsandbytes__",), "bitsandbytes in 4 bits"),
+    ((".SCB",), "bitsandbytes in 8 bits"),
+    ((".qweight", ".qzeros", ".g_idx"), "GPTQ"),
+    ((".qweight", ".qzeros"), "AWQ or GPTQ"),
+    ((".weight_packed", ".weight_scale"), "compressed-tensors"),
+    ((".weight_scale_inv",), "FP8 in blocks"),
+)
+"""Parts of names that stand only in weights of a method -> the method."""
 
 
 def refuse_quantized(entries: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -> None:

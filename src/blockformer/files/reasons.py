@@ -15,7 +15,7 @@ UNKNOWN = "not known to Blockformer"
 NOT_A_FILE = "not a regular file"
 WRITTEN_ANEW = "the new folder has its own"
 OLD_CARD = "the card, which describes the old folder"
-OF_THE_WAY_BACK = "kept of an earlier source, and not used here"
+OF_THE_WAY_BACK = "left from an earlier source, and not used here"
 REASONS = {
     ".h5 .msgpack .ot .onnx .onnx_data .gguf .ggml .tflite .mlmodel .engine .pb .npz .tiktoken": OTHER_FORMAT,
     ".safetensors .bin .pt .pth .ckpt .pkl": OTHER_WEIGHTS,

@@ -274,7 +274,7 @@ def _fetch(hub_id: str, weights: bool, place: Source, hub: Mapping[str, Any]) ->
         raise
     except Exception as error:
         raise ConversionError(
-            f"{shown(hub_id)}: there is no such folder, and it could not be fetched from the Hugging Face Hub: "
+            f"{shown(hub_id)}: no folder of that name, and it could not be fetched from the Hugging Face Hub: "
             f"{_reason(error, hub)}"
         ) from error
 
@@ -305,7 +305,7 @@ def _reason(error: Exception, hub: Mapping[str, Any]) -> str:
     if isinstance(error, errors.RevisionNotFoundError):
         return f"it has no revision {shown(hub.get('revision'))}; name a branch, a tag or a commit"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return "there is no such repo; check the name or, if it is private, your access to it (`hf auth login`)"
+        return "no repo has that name; check it or, if it is private, your access to it (`hf auth login`)"
     if hub.get("local_files_only"):
         return "local_files_only is set, and the cache does not have it; leave that out, or name a folder"
     if constants.HF_HUB_OFFLINE:

@@ -113,7 +113,7 @@ class AttentionFields(Part):
         None, "an integer above 1", "attention", "tokens that a sliding layer sees; in an encoder, to each side"
     )
     layer_types: list | None = axis(
-        None, "a list", "attention", "full_attention, sliding_attention, linear_attention or conv; None: by window"
+        None, "a list", "attention", "{full, sliding, linear}_attention, conv or state_space; None: by window"
     )
     pruned_heads: dict | None = axis(
         None, "a dict, layer -> list of heads", "attention", "query heads that self-attention lacks"
@@ -342,7 +342,8 @@ class Attention(nn.Module):
         norms = (None, None) if self.norms_rotated else (self.q_norm, self.k_norm)
         query, key = self._split_heads(query, norms[0]), self._split_heads(key, norms[1])
         if position_embeddings is not None:
-            query, key = (rotate(states, *position_embeddings) for states in (query, key))
+            query, key = (rotate(states, *position_embeddings[:2]) for states in (query, key))
+            query = query * position_embeddings[2] if position_embeddings[2:] else query
         if self.norms_rotated:
             query, key = self.q_norm(query), self.k_norm(key)
         return query, key, self._split_heads(value)

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING
 
 from .alibi import Alibi
 from .awq_linear import LinearFields
-from .axes import axis, flag
+from .axes import BLOCKS, axis, flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields, SparseFeedForward
 from .latent_attention import LatentAttention, LatentFields
+from .multi_token import MultiTokenFields
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from .task_heads import TokenClassification  # noqa: F401
 
 
-class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, BlockformerConfig):
+class BlockformerDecoderConfig(MultiTokenFields, LinearFields, LatentFields, ExpertsFields, BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
     The defaults are a small Llama-style model. A `bidirectional` one is for embeddings (BehnamGhader et al., 2024).
@@ -59,6 +60,14 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
         "AutoModelForTokenClassification": "modeling_decoder.BlockformerDecoderForTokenClassification",
         "AutoModelForQuestionAnswering": "modeling_decoder.BlockformerDecoderForQuestionAnswering",
     }
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """The config itself; for the decoder, by which the library makes caches, one with the library's layer types."""
+        blocks = [BLOCKS["layer_types"].get(kind) for kind in self.layer_types or () if decoder and not encoder]
+        return next((block.cls.in_library(self) for block in blocks if block), self)
+
+    def validate(self):
+        """The library's check at saving, which knows its own layer types only; ours run when a config is made."""
 
 
 announce_language_model(BlockformerDecoderConfig)

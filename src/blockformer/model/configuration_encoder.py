@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from .axes import axis
 from .configuration_blockformer import BlockformerConfig
 from .disentangled import DisentangledAttention, DisentangledFields, Distances
+from .rounded_frequencies import RoundingFields
+from .token_dropout import TokenDropoutFields
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 DETECTOR = "BlockformerEncoderForReplacedTokenDetection"
 
 
-class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
+class BlockformerEncoderConfig(RoundingFields, TokenDropoutFields, DisentangledFields, BlockformerConfig):
     """An encoder: each token sees the whole text.
 
     The defaults are a modern encoder (rotary positions, RMS norm, gated feed-forward); `preset("bert")` has BERT's

@@ -17,7 +17,7 @@ from .rotary import RotaryFields, rotary_size
 OF_LATENTS = ("q_lora_rank", "v_head_dim", "latent_norm_eps")  # fields that need `kv_lora_rank`
 _EXCLUDED = (  # of other attention: nothing that is tested has both
     *("attention_type", "qk_norm", "attn_logit_softcapping", "attention_sinks", "clip_qkv", "sliding_window"),
-    *("pruned_heads", "add_cross_attention", "linear_bits", "rope_layers", "attention_gate"),
+    *("pruned_heads", "add_cross_attention", "linear_bits", "rope_layers", "attention_gate", "query_growth"),
 )
 
 

@@ -112,7 +112,7 @@ class LayerInputs(NamedTuple):
     Attributes:
         masks: layer type -> the mask of self-attention in the backend's form, or None. A bias that all layers share is
             in it: then it is [1 or B, H, T, S].
-        rotations: layer type -> cosines and signed sines for `rotate`, each [B, 1, T, D]; empty if not rotary.
+        rotations: layer type -> what `positions.rotations_of` gives, each [B, 1, T, D or 1]; empty if not rotary.
         places: int [T], where the queries are among the keys.
         encoder_mask: the mask of cross-attention in the backend's form, or None.
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.
@@ -140,21 +140,21 @@ class Layer(GradientCheckpointingLayer):
 
     def __init__(self, config, layer_idx: int, is_causal: bool, has_cross_attention: bool):
         super().__init__()
-        self.layer_idx = layer_idx
-        self.layer_type = layer_type_of(config, layer_idx, is_causal)
+        self.layer_idx, self.layer_type = layer_idx, layer_type_of(config, layer_idx, is_causal)
         self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
-        self.dropout = config.hidden_dropout
+        self.dropout, self.has_cross_attention = config.hidden_dropout, has_cross_attention
         usual = config.parts["attention"].get("latent" if config.kv_lora_rank else config.position_type, Attention)
         usual = BLOCKS["attention_type"].get(config.attention_type, usual)
         self.self_attn = BLOCKS["layer_types"].get(self.layer_type, usual)(config, layer_idx, is_causal)
-        self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         usual = config.parts["mlp"][config.mlp_layer_types[layer_idx] if config.mlp_layer_types else "dense"]
-        self.mlp = BLOCKS["mlp_type"].get(config.mlp_type, usual)(config, config.inner_width_of(is_causal))
+        usual = BLOCKS["mlp_type"].get(config.mlp_type, usual)
+        has_mlp = config.mlp_layers is None or config.mlp_layers[layer_idx]
+        self.mlp: Any = usual(config, config.inner_width_of(is_causal)) if has_mlp else None
         placement = getattr(self.self_attn, "norm_placement", None) or config.placement_of(is_causal)
-        for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
+        for sublayer in ["self_attn"] + ["cross_attn"] * has_cross_attention + ["mlp"] * has_mlp:
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
             for slot in norm_slots(config, placement, sublayer) if has_norms else ():
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
@@ -203,8 +203,8 @@ class Layer(GradientCheckpointingLayer):
                 **kwargs,
             )[0]
             hidden_states = self.residual_step("cross_attn", hidden_states, change)
-        hidden_states = self._norm("mlp", "input", hidden_states)
-        return self.residual_step("mlp", hidden_states, self.mlp(self._norm("mlp", "pre", hidden_states)))
+        states = self._norm("mlp", "pre", hidden_states := self._norm("mlp", "input", hidden_states))
+        return hidden_states if self.mlp is None else self.residual_step("mlp", hidden_states, self.mlp(states))
 
     def residual_step(self, sublayer: str, hidden_states, change):
         """The residual step, post(y + output(f(pre(y)))), after f."""

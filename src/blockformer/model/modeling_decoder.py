@@ -24,6 +24,7 @@ from .language_model_head import LanguageModelHead
 from .latent_attention import LatentAttention  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import are_on_padding, shifted
+from .multi_token import MultiTokenDrafts, multi_token_layers, multi_token_loss
 from .normalization import RMSNorm  # noqa: F401
 from .positions import LEARNED, reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
@@ -74,6 +75,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
 
     def __init__(self, config):
         super().__init__(config)
+        self.mtp = multi_token_layers(config, BlockformerDecoderModel) if config.num_nextn_predict_layers else None
         self._is_stateful = not BLOCKS["layer_types"].keys().isdisjoint(config.layer_types)
         self.post_init()
 
@@ -108,6 +110,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
                 `aux_loss`, the load-balancing loss, of which `router_aux_loss_coef` times goes into `loss`.
             shift_labels: int [B, T], labels that are already shifted, instead of `labels`.
 
+        In training, the loss has `nextn_loss_weight` times the mean loss of the layers that predict further tokens.
+
         Returns:
             `logits` [B, T, V] and, with labels, `loss`; with experts in the library's class for them.
         """
@@ -123,6 +127,10 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         given = (targets, num_items_in_batch, return_logits, label_smoothing)
         logits, loss = self.logits_and_loss(outputs.last_hidden_state[:, keep], *given)
+        if self.mtp is not None and self.training and loss is not None:
+            counted = (targets, num_items_in_batch, label_smoothing)
+            further = multi_token_loss(self, outputs.last_hidden_state, inputs, *counted, kwargs)
+            loss = loss + self.config.nextn_loss_weight * further
         output = {name: getattr(outputs, name) for name in (CACHE, "hidden_states", "attentions")}
         output |= {"loss": loss, "logits": logits, "cross_attentions": outputs.cross_attentions or None}
         if not self.config.num_experts:
@@ -145,6 +153,11 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             if depth == len(self.model.layers):
                 self.config.num_hidden_layers = depth
 
+    def _get_candidate_generator(self, generation_config, *args, **kwargs):
+        if getattr(generation_config, "use_mtp", None):
+            return MultiTokenDrafts(self, generation_config, kwargs["logits_processor"])
+        return super()._get_candidate_generator(generation_config, *args, **kwargs)
+
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, length):
         mask, given = model_kwargs.get("attention_mask"), model_kwargs.get(CACHE)
         _check_generation(self.config, generation_config, mask, given, length)
@@ -162,6 +175,8 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
     if generation_config.num_beams < 1:
         raise ValueError(f"num_beams must be 1 or more, not {generation_config.num_beams}.")
     check_early_exit(generation_config, config.num_hidden_layers)
+    if getattr(generation_config, "use_mtp", None) and not config.num_nextn_predict_layers:
+        raise ValueError("use_mtp needs layers that draft, and num_nextn_predict_layers is 0: leave use_mtp out.")
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
         attention_mask = attention_mask.cpu()
         past = int(cached_length(past_key_values))

@@ -18,7 +18,7 @@ from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
 from .disentangled import Distances  # noqa: F401
 from .feed_forward import make_activation
-from .input_checks import check_inputs  # noqa: F401
+from .input_checks import check_inputs
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import (
@@ -41,6 +41,7 @@ from .runtime import Runtime  # noqa: F401
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack
 from .task_heads import Classification, Classifier, QuestionAnswering, SequenceClassification, TokenClassification
+from .token_dropout import TokenDropout
 
 
 class Pooler(nn.Module):
@@ -79,6 +80,7 @@ class BlockformerEncoderModel(Stack):
     def __init__(self, config, add_pooling_layer: bool = True):
         super().__init__(config, is_causal=False)
         self.pooler = Pooler(config) if config.pooler_act and add_pooling_layer else None
+        self.token_dropout = TokenDropout(config) if config.token_dropout is not None else None
         self.post_init()
 
     @can_return_tuple
@@ -95,6 +97,10 @@ class BlockformerEncoderModel(Stack):
         """See `Stack.forward`; adds `pooler_output` [B, C], None without a pooler."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids, "position_ids": position_ids}
+        if self.token_dropout is not None and input_ids is not None and inputs_embeds is None:
+            check_inputs(self.config, self.config.vocab_size, input_ids, None, attention_mask, None, {})
+            vectors = self.token_dropout(self.embed_tokens(input_ids), input_ids, attention_mask, position_ids)
+            inputs |= {"input_ids": None, "inputs_embeds": vectors}
         outputs = super().forward(**inputs, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
         return modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions(

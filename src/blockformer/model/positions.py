@@ -41,9 +41,9 @@ class PositionFields(Part):
 
     def fill_rope_parameters(self, given, rope_theta):
         """Refuse rotary parameters, which only rotary positions have; those take them as `rotary.RotaryFields` says."""
-        kind, given = self.position_type, given or self.rope_parameters
-        if given or rope_theta is not None:
-            name = "rope_parameters" if given else "rope_theta"
+        kind, named = self.position_type, {"rope_theta": rope_theta, "query_growth": self.query_growth}
+        named["rope_parameters"] = given or self.rope_parameters or None
+        for name in (name for name, value in named.items() if value is not None):
             raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
         self.rope_parameters: dict | None = None
 
@@ -150,7 +150,7 @@ def starts_of(position_ids):
 
 
 def rotations_of(rotary: nn.Module | None, config, hidden_states, position_ids) -> dict:
-    """Layer type -> cosines and signed sines for `rotate`; empty without rotary positions."""
+    """Layer type -> cosines, signed sines and, if queries grow, their factor; empty without rotary positions."""
     if rotary is None:
         return {}
     if isinstance(rotary, nn.ModuleDict):

@@ -147,6 +147,8 @@ def _new_parts(model, missing) -> set:
     if model.config.add_cross_attention:
         cross = {name for name in model.state_dict() if ".cross_attn" in name}
         new |= cross if cross <= set(missing) else set()
+    further = {name for name in model.state_dict() if name.startswith("mtp.")}
+    new |= further if further <= set(missing) else set()
     return new
 
 

@@ -36,6 +36,7 @@ class RotaryFields(PositionFields):
         None, "a dict", "positions", "rope_type, rope_theta and so on as in transformers, or such a dict by layer type"
     )
     rope_layers: list | None = axis(None, "a list", "positions", "whether each layer of a decoder rotates; None: all")
+    query_growth: float | None = axis(None, "a positive number", "positions", "b: queries times 1 + b log(1 + p // n)")
 
     def fill_rope_parameters(self, given, rope_theta):
         """Take the rotary parameters as a copy with every default written out."""
@@ -62,6 +63,8 @@ class RotaryFields(PositionFields):
         check_rope(rope, self.head_dim)
         if rope["rope_type"] in ("yarn", "longrope"):
             rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        if self.query_growth and not rope.get("original_max_position_embeddings"):
+            raise ValueError("query_growth needs original_max_position_embeddings: add it to rope_parameters.")
         return rope
 
     def check(self):
@@ -107,12 +110,10 @@ def rotary_size(rope: dict, head_dim: int) -> int:
 class RotaryPositions(ComputedPositions):
     """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
 
-    Gives cosines and signed sines for `rotate`, each [B, 1, T, D]. The types whose
-    frequencies depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and
-    keep no state, so that a result never depends on the calls before it.
-
-    Args:
-        layer_type: whose parameters to take where `rope_parameters` have some for each layer type.
+    Gives cosines and signed sines for `rotate`, each [B, 1, T, D], and with `query_growth` (Llama 4) the factor of
+    queries, [B, 1, T, 1]; of a `layer_type` where `rope_parameters` have some for each. The types whose frequencies
+    depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and keep no state,
+    so that a result never depends on the calls before it.
     """
 
     def __init__(self, config, layer_type: str | None = None):
@@ -155,10 +156,12 @@ class RotaryPositions(ComputedPositions):
     def forward(self, hidden_states, position_ids):
         frequencies = self._frequencies_at(position_ids).to(hidden_states.device)
         angles = position_ids[:, None, :, None].float() * torch.cat((-frequencies, frequencies))  # [B, 1, T, D]
-        cos, sin = angles.cos(), angles.sin()
-        if self.attention_scaling != 1:
-            cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
-        return cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        cos, sin = cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
+        if (growth := self.config.query_growth) is None:
+            return cos, sin
+        steps = torch.floor(position_ids[:, None, :, None] / self.rope["original_max_position_embeddings"])
+        return cos, sin, (1 + growth * torch.log(1 + steps)).to(cos)
 
 
 def make_rotary(config) -> nn.Module:

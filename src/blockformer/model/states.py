@@ -6,12 +6,14 @@ the text is. `StateLayer` says where it is kept, whose tokens reach it, and whic
 B batch, T length, C hidden size, D channels of a convolution, W tokens that it sees.
 """
 
+import copy
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from .attention import refuse_backends
-from .axes import axis, flag
+from .axes import BLOCKS, axis, flag
 from .blocks import block
 from .compat import is_readable
 from .positions import adds_to_scores, sequence_numbers
@@ -28,11 +30,12 @@ class StateLayer(nn.Module):
 
     Attributes:
         kind: its layer type.
+        library_type: the library's word for it, by which caches are made; empty: the same one.
         heads: the numbers of its heads, if it has any.
         norm_placement: where its layer has norms; None: where the others have them.
     """
 
-    kind = ""
+    kind = library_type = ""
     heads = range(0)
     norm_placement: str | None = None
 
@@ -64,6 +67,17 @@ class StateLayer(nn.Module):
         if not set(config.layer_types) <= {cls.kind, "full_attention"} or len({*config.layer_types}) == 1:
             fix = "add a layer of 'full_attention', whose keys count a text's tokens, and no other type"
             raise ValueError(f"{what}: {fix}.")
+
+    @staticmethod
+    def in_library(config):
+        """A copy of a config, or itself, whose layer types are the library's words."""
+        words = {kind: each.cls.library_type or kind for kind, each in BLOCKS["layer_types"].items()}
+        types = [words.get(kind, kind) for kind in config.layer_types]
+        if types == config.layer_types:
+            return config
+        side = copy.copy(config)
+        side.layer_types = types
+        return side
 
     @staticmethod
     def mask_of(inputs):

@@ -13,7 +13,7 @@ SIZES = frozenset(
     "task_type_vocab_size num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size "
     "linear_group_size norm_eps "
     "position_offset num_hidden_groups sliding_window layer_types decoder_layer_types mlp_layer_types rope_layers "
-    "num_key_value_heads pruned_heads kv_lora_rank q_lora_rank v_head_dim num_expert_groups".split()
+    "mlp_layers num_key_value_heads pruned_heads kv_lora_rank q_lora_rank v_head_dim num_expert_groups".split()
 )
 _GROUPS = {
     "norm": ("norm",),
@@ -36,7 +36,8 @@ _PLACED = {
     "positions": "position_type max_position_embeddings",
     "norm": "hidden_size decoder_norm_placement",
     "head": "hidden_size token_embedding_size",
-    "lm_head": "tie_word_embeddings lm_head_bias logit_scale final_logit_softcapping vocab_size decoder_vocab_size",
+    "lm_head": "tie_word_embeddings lm_head_bias logit_scale final_logit_softcapping vocab_size decoder_vocab_size "
+    "num_nextn_predict_layers",
     "lm_head_transform": "lm_head_transform head_transform_bias hidden_act",
     "classifier_transform": "classifier_transform head_transform_bias hidden_act",
     "pooler": "pooler_act pooling",

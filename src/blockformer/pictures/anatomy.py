@@ -214,7 +214,7 @@ def _kinds(stack: Stack, side: str, prefix: str) -> tuple[LayerKind, ...]:
     kinds = []
     for title, indices in zip(titles, groups.values(), strict=True):
         layer = layers[indices[0]]
-        subs = [name for name in SUBLAYERS if hasattr(layer, name)]
+        subs = [name for name in SUBLAYERS if getattr(layer, name, None) is not None]
         described = tuple(_sublayer(stack, layer, side, f"{prefix}layers.{indices[0]}.", name) for name in subs)
         numbers = tuple(index * stack.passes + turn for index in indices for turn in range(stack.passes))
         positioned = layer.rotates or stack.rotary_emb is None

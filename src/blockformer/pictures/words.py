@@ -119,7 +119,8 @@ def _rotary(config, layer_type: str) -> str:
     rope = rope if "rope_type" in rope else rope[layer_type]
     share = rotary_size(rope, config.head_dim) / config.head_dim
     words = "rotary" if share == 1 else f"rotary on {share:.0%}"
-    return words if rope["rope_type"] == "default" else f"{words}, {rope['rope_type']}"
+    words = words if rope["rope_type"] == "default" else f"{words}, {rope['rope_type']}"
+    return words if getattr(config, "query_growth", None) is None else f"{words}, queries grow"
 
 
 def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple[int, int] | None]:
@@ -146,6 +147,11 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
     return f"{width:,} → {inner:,} → {width:,}", tuple(chips), None
 
 
+def _network(kind: type) -> str:
+    """What a layer's feed-forward network is, of its class."""
+    return "no network" if kind is type(None) else "experts" if kind.__name__.startswith("Sparse") else "dense"
+
+
 def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]) -> list[str]:
     """What sets each kind of layers apart: of its type, whether it rotates, its feed-forward, heads and norms."""
     types = {
@@ -156,7 +162,7 @@ def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]
     aspects = [
         [types[kind[0]] for kind in kinds],
         ["rotary" if kind[1] else "no positions" for kind in kinds],
-        ["experts" if kind[2].__name__.startswith("Sparse") else "dense" for kind in kinds],
+        [_network(kind[2]) for kind in kinds],
         [f"{kind[3]} heads" for kind in kinds],
         ["" if "self_attn_pre_norm" in each else "no first norm" for each in names],
     ]

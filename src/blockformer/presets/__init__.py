@@ -76,7 +76,9 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
     if name is None:
         return sorted([*PRESETS, *SIZES])
     if name not in PRESETS and name not in SIZES:
-        raise ValueError(f"there is no preset '{name}'; there are {', '.join(preset())}.{did_you_mean(name, preset())}")
+        raise ValueError(
+            f"no preset is called '{name}'; there are {', '.join(preset())}.{did_you_mean(name, preset())}"
+        )
     family, sizes = SIZES.get(name, (name, {}))
     config_class, fields = PRESETS[family]
     declared = axes(config_class)

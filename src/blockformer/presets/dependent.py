@@ -43,6 +43,8 @@ FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     **dict.fromkeys(("num_experts", "float32_down_proj", "chunk_size_feed_forward"), _has_our_network),
     **dict.fromkeys(("num_expert_groups", "num_expert_groups_per_tok", "experts_per_group_score"), _has_groups),
     "kv_lora_rank": _has_latents,
+    "query_growth": lambda settings: settings["position_type"] == "rotary" and not settings.get("kv_lora_rank"),
+    "frequency_dtype": lambda settings: settings["position_type"] == "rotary",
     "layer_types": _may_keep_states,
     **dict.fromkeys(("sliding_window", "attn_logit_softcapping", "attention_sinks"), _has_plain_scores),
     "decoder_norm_placement": _have_one_kind,

@@ -29,10 +29,13 @@ OPTIONAL: dict[str, tuple[str, Collection[Any]]] = {
     "disentangled": ("position_type", ("disentangled",)),
     "experts": ("num_experts", ()),
     "latent_attention": ("kv_lora_rank", ()),
+    "multi_token": ("num_nextn_predict_layers", ()),
     "relative_bias": ("position_type", (*RELATIVE_BIAS, "disentangled")),
     "relative_keys": ("position_type", RELATIVE_KEYS),
+    "rounded_frequencies": ("frequency_dtype", ()),
     "rotary": ("position_type", ("rotary",)),
     "sinusoidal": ("position_type", SINUSOIDAL),
+    "token_dropout": ("token_dropout", ()),
 }
 """Modules that a repo has only if its config needs them, else `STAND_IN` under their names.
 

@@ -67,7 +67,7 @@ def check_signature(folder: Path, key: str | PathLike[str]) -> list[str]:
     _check_file(key)
     path = folder / SIGNATURE
     if not path.exists():
-        return [f"there is no signature ({SIGNATURE})"]
+        return [f"the signature is missing ({SIGNATURE})"]
     try:
         verifier = library.verifying.Config().use_elliptic_key_verifier(public_key=Path(key))
     except (ValueError, TypeError) as error:
@@ -90,7 +90,7 @@ def _library() -> Any:
     try:
         import model_signing
     except ImportError as error:
-        fix = "pip install 'blockformer[sign]'"
+        fix = "pip install model-signing pyOpenSSL"
         raise SigningError(f"signatures need the library model-signing ({error}): {fix}") from None
     return model_signing
 

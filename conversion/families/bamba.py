@@ -1,0 +1,84 @@
+"""Bamba (IBM, Princeton, CMU and UIUC, 2024): most layers have a selective state space in place of attention."""
+
+from transformers import PretrainedConfig
+
+from ..rules.operations import Split
+from ..rules.table import Rule, module_rules
+from ..values import HeadDim, Rope, ScansByLayer
+from .base import Family
+from .decoder import DecoderNames, DecoderSettings
+from .fresh import rotary
+from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA
+
+SCAN = "state_space"
+SAME = ("A_log", "D", "dt_bias", "conv1d.weight", "conv1d.bias", "norm.weight")
+MAPS = tuple(f"self_attn.in_proj_{part}" for part in ("z", "v", "k", "q", "dt"))
+"""Ours, in the order in which official classes hold them in one matrix."""
+
+
+def scan_rules(config: PretrainedConfig, module: str = "mamba") -> list[Rule]:
+    """The rules of a layer with a selective state space, without its prefix.
+
+    Args:
+        config: ours.
+        module: the official name of the layer's attention.
+    """
+    if SCAN not in config.layer_types:
+        return []
+    values, keys = config.mamba_n_heads * config.mamba_d_head, config.mamba_n_groups * config.mamba_d_state
+    parts = Split(0, (values, values, keys, keys, config.mamba_n_heads))
+    return [
+        *(
+            Rule(f"{module}.in_proj.{kind}", tuple(f"{name}.{kind}" for name in MAPS), parts)
+            for kind in ("weight", "bias")
+        ),
+        *(Rule(f"{module}.{name}", f"self_attn.{name}") for name in SAME),
+        *module_rules({f"{module}.out_proj": "self_attn.out_proj"}),
+    ]
+
+
+def few_full(step: int):
+    """A fresh model's layers, of which each so manieth one has keys, as the last one has."""
+
+    def kinds(settings: dict) -> list:
+        count = settings["num_hidden_layers"]
+        return [SCAN if layer % step and layer < count else "full_attention" for layer in range(1, count + 1)]
+
+    return kinds
+
+
+def twice_the_width(settings: dict) -> int:
+    """A fresh model's heads, of 64 channels each."""
+    return max(settings["hidden_size"] // 32, 1)
+
+
+FAMILY = Family(
+    "bamba",
+    "BambaConfig",
+    "BambaForCausalLM BambaModel",
+    structure=LLAMA,
+    fresh={
+        **rotary(10_000.0, 0.5),
+        "layer_types": few_full(8),
+        "mamba_n_heads": twice_the_width,
+        "norm_eps": 1e-5,
+    },
+    names=DecoderNames(
+        layer={
+            **ATTENTION,
+            **{f"feed_forward.{part}": f"mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj")},
+            "input_layernorm": "self_attn_pre_norm",
+            "pre_ff_layernorm": "mlp_pre_norm",
+        },
+        outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
+        more_rules=scan_rules,
+    ),
+    settings=DecoderSettings(
+        fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
+        rope=Rope(by_part=True),
+        window=ScansByLayer(by_index=True),
+        head_dim=HeadDim(always=False),
+        training_only=["z_loss_coefficient"],
+        reads_whole=False,
+    ),
+)

@@ -1,0 +1,111 @@
+"""Layers that predict further tokens: where official checkpoints hold them, and whether one holds them whole.
+
+The official classes leave them out. A checkpoint that lacks some of their tensors, or holds them in another form, is
+converted without them, and what it holds is kept for the way back.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from ..rules.patterns import tuple_of
+from ..rules.table import Rule, module_rules
+
+FURTHER = "further layers"
+"""A trait: the checkpoint holds these layers whole."""
+FIELD = "num_nextn_predict_layers"
+"""Our field of how many there are."""
+
+
+def _moved(names: str | tuple[str, ...], before: str, after: str) -> str | tuple[str, ...]:
+    moved = tuple(after + name.removeprefix(before) for name in tuple_of(names))
+    return moved[0] if isinstance(names, str) else moved
+
+
+@dataclass(frozen=True)
+class FurtherLayers:
+    """Where a family's checkpoints hold layers that predict further, and the value of our field.
+
+    Attributes:
+        layer: what the official names of the decoder layer's tensors begin with; `{number}` counts the model's own too.
+        modules: the official names of the other modules -> ours.
+        entry: the official entry of how many there are, if any.
+        most: how many there may be in this form.
+    """
+
+    layer: str
+    modules: Mapping[str, str]
+    entry: str | None = None
+    most: int | None = None
+
+    def places(self, config: PretrainedConfig, count: int) -> list[str]:
+        """What the names of each layer's tensors begin with, for a config of either layout."""
+        return [self.layer.format(number=config.num_hidden_layers + k) for k in range(count)]
+
+    def count(self, official: PretrainedConfig, root: str, names: Collection[str]) -> int:
+        """How many of them a checkpoint holds whole: with a tensor for each one that the model's last layer has."""
+        count = self.told(official)
+        last = f"{root}layers.{official.num_hidden_layers - 1}."
+        parts = {name.removeprefix(last) for name in names if name.startswith(last)}
+        wanted = {place + part for place in self.places(official, count) for part in parts}
+        numbers = range(official.num_hidden_layers, official.num_hidden_layers + count)
+        wanted |= {f"{name.format(number=number)}.weight" for name in self.modules for number in numbers}
+        beyond = self.places(official, count + 1)[-1] if self.most is None else f"{self.layer[:-2]}{self.most}."
+        has_more = any(name.startswith(beyond) for name in names)
+        return count if count and parts and wanted <= {*names} and not has_more else 0
+
+    def told(self, config: PretrainedConfig) -> int:
+        """How many an official config speaks of."""
+        return self.most or getattr(config, self.entry or "", 0) or 0
+
+    def rules(self, of_a_layer: Iterable[Rule], theirs: str, ours: str, config: PretrainedConfig) -> list[Rule]:
+        """The rules of their tensors.
+
+        Args:
+            of_a_layer: the rules of the model's own layers.
+            theirs, ours: what the names in these begin with, official and ours.
+            config: ours.
+        """
+        rules = []
+        for k, place in enumerate(self.places(config, getattr(config, FIELD))):
+            number, own = config.num_hidden_layers + k, f"mtp.{k}."
+            rules += module_rules({name.format(number=number): own + mine for name, mine in self.modules.items()})
+            for rule in of_a_layer:
+                target = _moved(rule.target, ours, f"{own}decoder.layers.0.")
+                rules.append(Rule(_moved(rule.source, theirs, place), target, rule.op, rule.dtypes, rule.target_dtype))
+        return rules
+
+    def read(self, official) -> dict[str, Any]:
+        """See `Value.read`."""
+        return {FIELD: self.told(official.config)} if FURTHER in official.variant.traits else {}
+
+    def write(self, config: PretrainedConfig, head: Any) -> dict[str, Any]:
+        """See `Value.write`."""
+        count = getattr(config, FIELD)
+        return {} if self.entry is None or (self.most and not count) else {self.entry: count}
+
+
+_DEEPSEEK = "model.layers.{number}."
+LIKE_DEEPSEEK = FurtherLayers(
+    _DEEPSEEK,
+    {
+        f"{_DEEPSEEK}enorm": "embedding_norm",
+        f"{_DEEPSEEK}hnorm": "state_norm",
+        f"{_DEEPSEEK}eh_proj": "projection",
+        f"{_DEEPSEEK}shared_head.norm": "decoder.norm",
+    },
+    entry="num_nextn_predict_layers",
+)
+"""As DeepSeek-V3's checkpoints hold them: after the model's last layer, with copies of the embeddings and the head."""
+_QWEN = {
+    "mtp.pre_fc_norm_embedding": "embedding_norm",
+    "mtp.pre_fc_norm_hidden": "state_norm",
+    "mtp.fc": "projection",
+    "mtp.norm": "decoder.norm",
+}
+LIKE_QWEN = FurtherLayers("mtp.layers.0.", _QWEN, most=1)
+"""As Qwen3-Next's hold the only one."""
+LIKE_QWEN_3_5 = FurtherLayers("mtp.layers.0.", _QWEN, "mtp_num_hidden_layers", most=1)
+"""The same with an entry in the config."""
