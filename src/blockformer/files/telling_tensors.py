@@ -6,7 +6,7 @@ from .errors import listed, shown
 from .safetensors_io import HasHeader
 
 FLAT = ("flat_param", "_flat_param")
-MEGATRON = (".self_attention.linear_qkv.weight", ".mlp.linear_fc1.weight")
+MEGATRON = (".self_attention.linear_qkv.weight", ".self_attention.linear_proj.weight")
 UNSHARD = (
     "save the whole model: FULL_STATE_DICT of FSDP, or get_model_state_dict of torch.distributed.checkpoint with "
     "StateDictOptions(full_state_dict=True, cpu_offload=True)"
