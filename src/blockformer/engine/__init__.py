@@ -50,6 +50,7 @@ Then those that only the package uses:
   is asked for hidden states or attentions no longer uses fast paths.
 - `_checkpoint_offset` (torch.UntypedStorage): `pytorch_model.bin` is read whole instead of tensor by tensor.
 - `_local_tensor`, `_spec` (of a pickled DTensor of torch): the file of a rank of FSDP2 is said to be none.
+- `_non_persistent_buffers_set` (of a pickled torch.nn.Module): such a buffer is taken for a tensor of the model.
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
 """
 

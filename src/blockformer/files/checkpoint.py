@@ -118,11 +118,12 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
         if packed := packed_by_mlx(self.tensors):
             raise CheckpointError(f"{self.folder}: {'; '.join(packed)}")
-        lost = None if any(self.config.get(name) for name in FIELDS) else quantized_by_names(self.tensors)
+        of_ours = is_ours(self.config)
+        has_entry = of_ours or any(self.config.get(name) for name in FIELDS)
+        lost = None if has_entry else quantized_by_names(self.tensors)
         if told := lost or empty_tensors(self.tensors) or of_another_framework(self.tensors):
             raise CheckpointError(f"{self.folder}: {'; '.join(told)}")
         check_tensors(self.folder, self.config, self.tensors)
-        of_ours = is_ours(self.config)
         if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and of_ours else [])]):
             raise CheckpointError(f"{self.folder}: {problem}")
         if of_ours:

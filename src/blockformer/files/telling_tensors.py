@@ -36,12 +36,12 @@ def of_another_framework(names: Collection[str], known: Collection[str] = ()) ->
 
 
 def empty_tensors(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | None:
-    """Tensors without elements, which ZeRO-3 has in place of weights that lie on other processes; None: there are none.
+    """Weights without elements, which ZeRO-3 has in place of those that lie on other processes; None: there are none.
 
     Args:
         tensors: name -> header.
     """
-    empty = [name for name, info in tensors.items() if tuple(info.shape) == (0,)]
+    empty = [name for name, info in tensors.items() if tuple(info.shape) == (0,) and name.endswith("weight")]
     if not empty:
         return None
     number = "1 tensor is" if len(empty) == 1 else f"{len(empty)} tensors are"
