@@ -95,7 +95,7 @@ class ExpertNames(DecoderNames):
         layers = [self.head(variant).root + self.layers]
         if self.further is not None:
             layers += self.further.places(config, config.num_nextn_predict_layers)
-        given = (self._modules, [self.bias_of_choice], config.num_experts)
+        given = (self._of_sparse_layer, [self.bias_of_choice], config.num_experts)
         return [rule for layer in layers for rule in self.published.rules(layer, *given)]
 
     def stack_rules(self, config):
@@ -104,14 +104,14 @@ class ExpertNames(DecoderNames):
         return [*super().stack_rules(config), *(rule.under(self.layers, LAYER) for rule in sparse)]
 
     @property
-    def _modules(self) -> dict[str, str]:
+    def _of_sparse_layer(self) -> dict[str, str]:
         """The router and the other official modules of a sparse layer -> ours."""
         return {self.router: "gate", **self.sparse}
 
     def _usual_rules(self) -> list[Rule]:
         moved = self.published is not None and self.published.statics is not None
         return [
-            *module_rules({f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in self._modules.items()}),
+            *module_rules({f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in self._of_sparse_layer.items()}),
             Rule(f"mlp.{self.bias_of_choice}", f"mlp.gate.{SELECTION_BIAS}", LeadingAxis() if moved else Identity()),
             Rule("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
             Rule("mlp.experts.down_proj", "mlp.experts.down_proj"),

@@ -175,7 +175,7 @@ def test_why_nothing_could_be_fetched_is_said(monkeypatch):
         (False, ConnectionError("no"), "are you offline?"),
         (True, errors.LocalEntryNotFoundError("no"), "HF_HUB_OFFLINE is set"),
         (False, errors.GatedRepoError("no", response=response), "grant you access"),
-        (False, errors.RepositoryNotFoundError("no", response=response), "no such repo"),
+        (False, errors.RepositoryNotFoundError("no", response=response), "no repo has that name"),
         (False, errors.RevisionNotFoundError("no", response=response), "no revision 'v9'"),
         (False, KeyError("no"), "KeyError; check the name"),
     ]:

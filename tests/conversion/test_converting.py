@@ -328,7 +328,7 @@ def test_another_family_can_be_asked_for_and_is_checked(tmp_path):
     assert json.loads((tmp_path / "mistral/config.json").read_text())["model_type"] == "mistral"
     with pytest.raises(ConversionError, match=r"'qwen3' cannot express this config[\s\S]*qk_norm must be True"):
         convert(tmp_path / "dst", tmp_path / "qwen3", to_official=True, family="qwen3")
-    with pytest.raises(ConversionError, match=r"no family 'lama'.*Did you mean 'llama'"):
+    with pytest.raises(ConversionError, match=r"no family is called 'lama'.*Did you mean 'llama'"):
         convert(tmp_path / "dst", tmp_path / "lama", to_official=True, family="lama")
 
 
