@@ -17,6 +17,7 @@ from transformers import DynamicCache
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine import onednn
+from blockformer.engine.beams import has_state, held_by
 from blockformer.engine.few_rows import MOST_ROWS, Rows
 from blockformer.engine.growing_cache import grow_in_place
 from blockformer.engine.step_functions import StepFunctions, in_buffers
@@ -110,21 +111,20 @@ def test_in_bfloat16_a_prepared_model_is_as_near(name, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_the_functions_that_are_compiled_compute_the_next_token(name):
     model = model_of(name)
-    keeps_states = not WITH_STATE.isdisjoint(model.config.layer_types)
-    if model.config.kv_lora_rank is not None or keeps_states:  # their steps are not compiled on a CPU
-        with pytest.raises(ValueError, match="layers that keep a state" if keeps_states else "latent attention"):
+    if model.config.kv_lora_rank is not None:  # its steps are not compiled on a CPU
+        with pytest.raises(ValueError, match="latent attention"):
             model.prepare_for_inference(compile=True)
         return
     ids, mask = left_padded(3, LENGTH)
     ids = ids % 97
     cache = grow_in_place(DynamicCache(config=model.config), and_windows=True)
     model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
-    buffers = [layer.reserve(WRITTEN) for layer in cache.layers]
+    buffers = [held_by(layer) if has_state(layer) else layer.reserve(WRITTEN) for layer in cache.layers]
     positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
     kinds = [layer.layer_type for layer in model.model.layers]
-    places = zip(kinds, [layer.written for layer in cache.layers], strict=True)
+    slots = zip(kinds, [getattr(layer, "written", LENGTH - 1) for layer in cache.layers], strict=True)
     windows = {"sliding_attention": model.config.sliding_window}
-    seen = {kind: in_buffers(mask.bool(), place, windows.get(kind)) for kind, place in places}
+    seen = {kind: in_buffers(mask.bool(), slot, windows.get(kind)) for kind, slot in slots}
     copied = StepLayers(Rows(MOST_ROWS, varies=True), model.dtype, {})
     logits = StepFunctions(model, copied=copied).logits(ids[:, -1:], positions, seen, buffers)
     assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])

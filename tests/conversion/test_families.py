@@ -232,7 +232,7 @@ def test_a_negative_padding_token_means_none():
 def test_a_source_is_told_by_model_type_alone():
     assert family_of({"model_type": "qwen2", "_name_or_path": "meta-llama/Llama-3"}).name == "qwen2"
     with pytest.raises(
-        ConversionError, match=r"'gpt_ossi' is not supported\. There are afmoe, albert, apertus, arcee, bart, bert"
+        ConversionError, match=r"'gpt_ossi' is not supported\. There are afmoe, albert, apertus, arcee, bamba, bart,"
     ):
         family_of({"model_type": "gpt_ossi"})
     with pytest.raises(ConversionError, match="model_type is missing"):
@@ -383,6 +383,9 @@ SMALL = {
     "t5": SMALL_T5,
     "mt5": SMALL_T5,
     "umt5": SMALL_T5,
+    "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]},
+    "nemotron_h": {"hybrid_override_pattern": "M-*-"},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": True},
 }
 

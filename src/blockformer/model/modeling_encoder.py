@@ -37,6 +37,7 @@ from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
+from .rounded_frequencies import RoundedFrequencies  # noqa: F401
 from .runtime import Runtime  # noqa: F401
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack

@@ -23,7 +23,7 @@ _GROUPS = {
 }
 _PLACED = {
     "embed_tokens": "vocab_size decoder_vocab_size embedding_size token_embedding_size hidden_size embedding_scale "
-    "share_embeddings tie_word_embeddings",
+    "share_embeddings tie_word_embeddings token_dropout",
     "embed_token_types": "type_vocab_size embedding_size",
     "embed_task_types": "task_type_vocab_size embedding_size",
     "embed_projection": "embedding_size hidden_size",
