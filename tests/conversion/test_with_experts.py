@@ -9,7 +9,7 @@ from sizes import OFFICIAL_DECODER
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
-from blockformer.conversion.families import with_experts
+from blockformer.conversion.families import oracle
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.rules.patterns import Pattern
 from blockformer.conversion.rules.table import Rule, RuleTable
@@ -313,7 +313,7 @@ def test_groups_are_not_compared_with_a_release_that_takes_experts_of_others(tmp
     sizes = {**OFFICIAL_DECODER, "pad_token_id": 0}
     model = transformers.Dots1ForCausalLM(transformers.Dots1Config(**sizes, **settings))
     model.save_pretrained(tmp_path / "src")
-    monkeypatch.setattr(with_experts.transformers, "__version__", "5.5.4")
+    monkeypatch.setattr(oracle.transformers, "__version__", "5.5.4")
     report = convert(tmp_path / "src", tmp_path / "repo")
     wrong = "transformers 5.5.4 computes dots1 wrongly; install 5.6 or later"
     assert report.not_verified == (f"not compared with the official model: {wrong}" if groups > 1 else "")
