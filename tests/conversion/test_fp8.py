@@ -104,7 +104,7 @@ def test_what_does_not_fit_together_is_named(tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
     told = entries_of(src)["quantization_config"]
     edit_config(src, quantization_config=None)
-    with pytest.raises(ConversionError, match="quantized by FP8 in blocks .*put quantization_config back"):
+    with pytest.raises(ConversionError, match=r"quantized by FP8 in blocks .*put quantization_config back"):
         convert(src, tmp_path / "dst")
     edit_config(src, quantization_config=told)
     edit_tensors(src, **{f"{name}_scale_inv": torch.rand(2, 2)})

@@ -115,7 +115,11 @@ REFUSED = {
         r"for TensorFlow \(tf_model\.h5\): transformers before 5",
     ),
     "weights of Flax": (LLAMA, for_another_library("flax_model.msgpack"), r"for Flax .*from_flax=True"),
-    "weights of DeepSpeed": (LLAMA, for_another_library("global_step9/mp_rank_00_model_states.pt"), "DeepSpeed ZeRO saves"),
+    "weights of DeepSpeed": (
+        LLAMA,
+        for_another_library("global_step9/mp_rank_00_model_states.pt"),
+        "DeepSpeed ZeRO saves",
+    ),
     "weights of FSDP": (LLAMA, for_another_library("pytorch_model_fsdp_0/__0_0.distcp"), "accelerate merge-weights"),
     "weights for ONNX": (LLAMA, for_another_library("onnx/model.onnx"), "the checkpoint that it was exported from"),
     "untied without a head": (
