@@ -72,9 +72,6 @@ def write_for(
     with memory_errors(), examined(source, None, Options(), **reading) as (found, _):
         check_mendable(diagnosis_of(source, found, None, None, True, report), f"written for {own.name}")
         groups, entries, model = _official(found, own)
-        if model.family not in own.families:
-            known = ", ".join(each or "Blockformer's" for each in own.families)
-            raise ConversionError(f"{own.name} has no model of the family {model.family!r}; it has {known}")
         rules = RuleTable(own.rules(model, ()))
         named = {name for rule in rules.rules for name in tuple_of(rule.target)}
         written = _without_fillings(own, groups, found, named)
@@ -109,6 +106,9 @@ def _official(found: Examination, own: OwnCode) -> tuple[list[Group], dict[str, 
             plan = plan_out(found.written, None, None)
         groups, entries = in_turn(groups, plan.groups), json.loads(plan.config_json)
         model = Model(plan.family.name, plan.source_config)
+    if model.family not in own.families:
+        known = ", ".join(each or "Blockformer's" for each in own.families)
+        raise ConversionError(f"{own.name} has no model of the family {model.family!r}; it has {known}")
     named = {name for rule in own.rules(model, ()) for name in tuple_of(rule.target)}
     copies = [group for group in _copies(groups, ties) if group.targets[0].name in named]
     return groups + copies, entries, model
