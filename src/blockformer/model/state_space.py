@@ -188,7 +188,7 @@ class StateSpace(StateLayer):
         if not is_list or len(has) != config.num_hidden_layers:
             raise ValueError(f"mlp_layers must list a bool for each layer, not {has!r}.")
         for name, value in {"num_experts": 0, "residual": "sequential"}.items():
-            if (given := getattr(config, name)) != value:
+            if (given := getattr(config, name) or value) != value:  # None where experts are left out
                 raise ValueError(f"mlp_layers is not supported with {name}={given!r}: leave one of them out.")
 
     def init_tensors(self) -> None:
