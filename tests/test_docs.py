@@ -305,7 +305,7 @@ def test_the_table_of_families_is_that_of_the_presets(page, language):
 @pytest.mark.parametrize("name", ["supported.md", "zh/supported.md"])
 def test_every_family_stands_in_the_table_of_supported_ones(name):
     """The decoder of an encoder-decoder is in the line of both."""
-    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8").partition("<!-- settings -->")[0]
     rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("|")]
     wanted = {f"`{family.removesuffix('-decoder')}`" for family in FAMILIES}
     assert not [family for family in sorted(wanted) if sum(family in row for row in rows) != 1]
