@@ -1,7 +1,7 @@
 """The official model of a plan, loaded to be compared with ours.
 
-Wherever it can, it reads the files by itself, also those of a composite checkpoint: fed with what our rules make of
-them, it would share each mistake of theirs.
+It reads the files by itself wherever it can, a composite checkpoint's too. If it took the tensors that our rules make,
+it would repeat every mistake in the rules.
 """
 
 from collections.abc import Callable, Collection

@@ -320,7 +320,7 @@ def bart_settings(
 
     Args:
         own_vocabularies: see `BartNames`.
-        computed: values beyond those of all of these families.
+        computed: more values, in addition to what every family of this kind has.
         not_none: see `Settings`, in addition to `initializer_range`.
         rest: other arguments of `Settings`.
     """

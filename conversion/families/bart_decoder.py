@@ -47,7 +47,7 @@ class BartDecoderNames(Names[Head]):
     """The names of the decoder of a family.
 
     Attributes:
-        whole: those of the family.
+        whole: the names of the whole encoder-decoder.
     """
 
     whole: BartNames

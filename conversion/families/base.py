@@ -23,7 +23,7 @@ NOT_COMPUTED = frozenset(
 )
 """Our fields that need not come back: nothing that a trained model computes depends on them."""
 OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))
-"""Our fields that need not come back where there is no language model head."""
+"""Our fields that need not come back from a model without a language model head."""
 
 
 class Family:
@@ -41,7 +41,7 @@ class Family:
         names: how its checkpoints name and store tensors.
         settings: how its configs say what a model is.
         structure: our fields that are the same in all of its models, except those that `settings` reads from a field.
-        fresh: what a fresh model has beyond its structure; None: there is no preset.
+        fresh: what a fresh model has beyond its structure; None: the family has no preset.
         oracle: how the official class is run; None: as for all families of these names.
         model_type: the official one, if that is not the name.
         extra_code: code that a converted repo carries in addition to the model's: its path in the repo -> ours.

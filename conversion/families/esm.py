@@ -79,7 +79,7 @@ class EsmNames(EncoderNames):
         return super().own_traits | {*ROUNDED}
 
     def variant_of(self, official, names=None, read=None):
-        """See `Names.variant_of`. Raises `ConversionError` where the frequencies are not those of the config."""
+        """See `Names.variant_of`. Raises `ConversionError` if the frequencies do not follow from the config."""
         variant = super().variant_of(official, names, read)
         found = next((name for name in names or () if name.endswith(".inv_freq")), None)
         if found is None or read is None:

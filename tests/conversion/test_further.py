@@ -1,7 +1,7 @@
 """Layers that predict further tokens, in and out: the states of the library's own layers, and every tensor back.
 
 transformers leaves these layers out of its models and makes them anew for drafts (`MtpLayer`), of which
-it has no saved form: the checkpoints here are its models with such layers beside them, named as the released ones.
+it has no saved form: the checkpoints here are its models with such layers added, named as the released ones.
 """
 
 import copy

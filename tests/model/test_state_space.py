@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pairs import assert_close, token_ids
+from recurrences import assert_chunks_follow, assert_one_follows, assert_packed_texts_are_apart
 from transformers import DynamicCache, NemotronHConfig, NemotronHForCausalLM
 
 import blockformer
@@ -45,36 +46,16 @@ def test_the_definition_is_the_equation_of_the_article():
 
 @pytest.mark.parametrize("length", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, LENGTH])
 def test_chunks_give_outputs_state_and_gradients_of_the_definition(length):
-    results = []
-    for scan in (scan_by_token, scan_by_chunk):
-        inputs = [each.clone().requires_grad_() for each in given(length)]
-        output, state = scan(*inputs)
-        (output.square().sum() + state.square().sum()).backward()
-        results.append([output, state, *(each.grad for each in inputs)])
-    assert_close(results[1], results[0], tolerance=1e-11)
+    assert_chunks_follow(scan_by_token, scan_by_chunk, given(length))
 
 
 @torch.no_grad()
 def test_one_token_more_is_the_definition_too():
-    inputs = given(1)
-    wanted = scan_by_token(*inputs)
-    output, state = scan_of_one(*inputs[:4], place := inputs[4].clone())
-    assert_close([output, state], [*wanted], tolerance=1e-11)
-    assert state is place
+    assert_one_follows(scan_by_token, scan_of_one, given(1))
 
 
 def test_sequences_of_a_row_do_not_see_each_other():
-    inputs, lengths = given(LENGTH, rows=1), (70, 1, 9, 70)
-    numbers = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(lengths))[None]
-    output, state = scan_by_chunk(*inputs, numbers)
-    parts, start = [], 0
-    for number, length in enumerate(lengths):
-        tokens = [each[:, :, start : start + length] for each in inputs[:4]]
-        part, last = scan_by_token(*tokens, inputs[4] if number == 0 else torch.zeros_like(inputs[4]))
-        parts.append(part)
-        start += length
-    assert_close(output, torch.cat(parts, dim=2), tolerance=1e-11)
-    assert_close(state, last, tolerance=1e-11)
+    assert_packed_texts_are_apart(scan_by_token, scan_by_chunk, given(LENGTH, rows=1))
 
 
 def test_a_strong_decay_and_long_texts_stay_finite():

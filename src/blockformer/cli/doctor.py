@@ -38,7 +38,7 @@ def doctor(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Leave this tensor out, or those of a pattern with *; may be repeated.",
+            help="Leave this tensor out, or all that match a pattern with *; may be repeated.",
             show_default=False,
         ),
     ] = None,

@@ -107,7 +107,7 @@ def diagnosis_of(
     )
     result.add([*checkpoint.findings, *found.findings])
     kinds = {each.kind for each in result.findings}
-    if kinds & {"shards", "file"}:  # what is missing with the files is no finding of its own
+    if kinds & {"shards", "file"}:  # tensors of missing files are not a second finding
         result.findings = [each for each in result.findings if each.kind != "missing"]
     is_plain = found.is_one_model
     if checkpoint.kind != ADAPTER and checkpoint.tensors and is_plain:

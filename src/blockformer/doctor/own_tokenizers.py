@@ -54,7 +54,7 @@ def write_own_tokenizer(source: Path, target: Path, rows: int | None) -> list[st
 
 
 def _of_ranks(folder: Path) -> list[str]:
-    """What is said of a list of ranks, which is no tokenizer yet: its pattern and special tokens are in code."""
+    """The sentence on a list of ranks, which is only half a tokenizer: the pattern and special tokens are in code."""
     path = folder / "tokenizer.model"
     if not path.is_file() or (folder / "tokenizer.json").exists():
         return []
@@ -110,7 +110,7 @@ def merges_of(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _add_special(made: Tokenizer, special: Mapping[str, int], path: Path) -> None:
-    """Add special tokens, whose ids must follow those of the others."""
+    """Add special tokens, whose ids must come after all others."""
     for token, number in sorted(special.items(), key=lambda each: each[1]):
         if number != made.get_vocab_size():
             raise CheckpointError(f"{path}: {shown(token)} has the id {number}, and the next one is another")

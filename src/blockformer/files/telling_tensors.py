@@ -18,7 +18,7 @@ GATHER = (
 
 
 def of_another_framework(names: Collection[str], known: Collection[str] = ()) -> tuple[str, str] | None:
-    """Names that FSDP or Megatron-LM gives to matrices of its own; None if there are none.
+    """Names that FSDP or Megatron-LM gives to matrices of its own, or None.
 
     Args:
         names: of the tensors.
@@ -36,7 +36,7 @@ def of_another_framework(names: Collection[str], known: Collection[str] = ()) ->
 
 
 def empty_tensors(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | None:
-    """Weights without elements, which ZeRO-3 has in place of those that lie on other processes; None: there are none.
+    """Weights without elements, which ZeRO-3 saves for the weights of other processes, or None.
 
     Args:
         tensors: name -> header.

@@ -20,7 +20,7 @@ from .axes import axis, flag
 from .blocks import block
 from .feed_forward import ACT2FN
 from .normalization import RMSNorm
-from .states import StateLayer, states_of
+from .states import MatrixStates, states_of
 
 CHUNK = 64
 
@@ -126,7 +126,7 @@ def delta_rule_by_chunk(query, key, value, decay, step, state, sequences=None):
         None, ("pre", "output", "pre_output"), "norm", "norm_placement of layers with a state; None: as in the others"
     ),
 )
-class GatedDeltaRule(StateLayer):
+class GatedDeltaRule(MatrixStates):
     """A layer's attention by the gated delta rule.
 
     Queries, keys and values go through a causal convolution of their own channel, an activation, and, except values, a
@@ -134,7 +134,7 @@ class GatedDeltaRule(StateLayer):
     overflows. Names are as in Qwen3.5, one matrix each.
     """
 
-    kind, needs = "linear_attention", ("states",)
+    kind, needs, rule = "linear_attention", ("states",), "gated delta rule"
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
         super().__init__(config, layer_idx, config.linear_conv_kernel_dim)
@@ -157,16 +157,6 @@ class GatedDeltaRule(StateLayer):
         self.A_log = nn.Parameter(torch.zeros(len(self.heads)))
         self.norm = RMSNorm(self.value_size, config.linear_norm_eps or config.norm_eps)
         self.out_proj = nn.Linear(values, width, bias=False)
-
-    def state_bytes(self, size: int) -> int:
-        """See `StateLayer.state_bytes`."""
-        return len(self.heads) * self.key_size * self.value_size * max(size, 4) + sum(self.sizes) * self.window * size
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """See `StateLayer.words`."""
-        size = f"{len(self.heads)} states of {self.key_size} \N{MULTIPLICATION SIGN} {self.value_size}"
-        return size, "gated delta rule", f"convolution over {self.window} tokens", "silu gate"
 
     @classmethod
     def check_config(cls, config) -> None:

@@ -21,7 +21,7 @@ from transformers import initialization as init
 from .axes import axis, flag
 from .blocks import block
 from .feed_forward import ACT2FN
-from .states import StateLayer, states_of
+from .states import MatrixStates, states_of
 
 CHUNK = 64
 RATES, STEPS = (1.0, 16.0), (0.001, 0.1)  # of a fresh layer, as in the article's code
@@ -135,14 +135,14 @@ class GatedGroupNorm(nn.Module):
     mamba_proj_bias=flag(False, "attention", "biases of the other maps of layers of state_space"),
     mlp_layers=axis(None, "a list", "feed-forward", "whether each layer has a feed-forward network; None: all have"),
 )
-class StateSpace(StateLayer):
+class StateSpace(MatrixStates):
     """A layer's attention by a selective state space.
 
     Queries, keys and values go through a causal convolution of their own channel and an activation. What heads read is
     multiplied by silu(z) and normed. States are computed in float32, so that none overflows.
     """
 
-    kind, library_type, needs = "state_space", "linear_attention", ("states",)
+    kind, library_type, needs, rule = "state_space", "linear_attention", ("states",), "selective state space"
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
         super().__init__(config, layer_idx, config.mamba_d_conv)
@@ -164,16 +164,6 @@ class StateSpace(StateLayer):
         self.D = nn.Parameter(torch.ones(len(self.heads)))
         self.norm = GatedGroupNorm(values, self.groups, config.norm_eps)
         self.out_proj = nn.Linear(values, width, bias=bias)
-
-    def state_bytes(self, size: int) -> int:
-        """See `StateLayer.state_bytes`."""
-        return len(self.heads) * self.key_size * self.value_size * max(size, 4) + sum(self.sizes) * self.window * size
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """See `StateLayer.words`."""
-        size = f"{len(self.heads)} states of {self.key_size} \N{MULTIPLICATION SIGN} {self.value_size}"
-        return size, "selective state space", f"convolution over {self.window} tokens", "silu gate"
 
     @classmethod
     def check_config(cls, config) -> None:

@@ -156,6 +156,30 @@ class StateLayer(nn.Module):
         return output
 
 
+class MatrixStates(StateLayer):
+    """A layer whose heads each keep a matrix of keys by values, with a convolution before it.
+
+    Attributes:
+        key_size, value_size: K and V of a head's state [K, V].
+        sizes: channels of the convolution, of queries, keys and values.
+        rule: what changes a state, in a few words.
+    """
+
+    rule = ""
+    key_size = value_size = 0
+    sizes: tuple[int, ...] = ()
+
+    def state_bytes(self, size: int) -> int:
+        """See `StateLayer.state_bytes`."""
+        return len(self.heads) * self.key_size * self.value_size * max(size, 4) + sum(self.sizes) * self.window * size
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """See `StateLayer.words`."""
+        size = f"{len(self.heads)} states of {self.key_size} \N{MULTIPLICATION SIGN} {self.value_size}"
+        return size, self.rule, f"convolution over {self.window} tokens", "silu gate"
+
+
 def _begins_again(is_token, positions):
     """Whether the positions [B, T] of some row's tokens do not grow."""
     least = torch.iinfo(positions.dtype).min
