@@ -46,6 +46,10 @@ def official_models() -> dict[str, Callable[[], transformers.PreTrainedModel]]:
     sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
              {"layers": 2, "ffn_dim": 96, "attention_heads": 4}.items()}  # fmt: skip
     last = {"pad_token_id": 119, "decoder_start_token_id": 119, "eos_token_id": 0, "forced_eos_token_id": 0}
+    types = ["linear_attention", "full_attention"]
+    delta = {
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    }  # fmt: skip
     return {
         "bert": lambda: transformers.BertForMaskedLM(
             transformers.BertConfig(**SIZES, intermediate_size=96, initializer_range=0.2)
@@ -68,6 +72,41 @@ def official_models() -> dict[str, Callable[[], transformers.PreTrainedModel]]:
         ),
         "mixtral": lambda: transformers.MixtralForCausalLM(
             transformers.MixtralConfig(**SIZES, **gated, num_local_experts=4, num_experts_per_tok=2)
+        ),
+        "deepseek_v3": lambda: transformers.DeepseekV3ForCausalLM(
+            transformers.DeepseekV3Config(
+                **SIZES,
+                **{**gated, "num_key_value_heads": 4, "head_dim": 8},
+                q_lora_rank=24,
+                kv_lora_rank=16,
+                qk_rope_head_dim=8,
+                qk_nope_head_dim=16,
+                v_head_dim=16,
+                n_routed_experts=4,
+                num_experts_per_tok=4,
+                n_group=1,
+                topk_group=1,
+                moe_intermediate_size=32,
+                first_k_dense_replace=1,
+                rope_parameters=PLAIN,
+            )
+        ),
+        "qwen3_5": lambda: transformers.Qwen3_5ForCausalLM(
+            transformers.Qwen3_5TextConfig(**SIZES, **{**gated, "initializer_range": 0.1}, **delta, layer_types=types)
+        ),
+        "bamba": lambda: transformers.BambaForCausalLM(
+            transformers.BambaConfig(
+                **SIZES,
+                **gated,
+                attn_layer_indices=[1],
+                mamba_d_state=16,
+                mamba_d_head=32,
+                mamba_n_heads=4,
+                mamba_chunk_size=8,
+            )
+        ),
+        "lfm2": lambda: transformers.Lfm2ForCausalLM(
+            transformers.Lfm2Config(**SIZES, **gated, layer_types=["conv", "full_attention"])
         ),
         "t5": lambda: transformers.T5ForConditionalGeneration(
             transformers.T5Config(

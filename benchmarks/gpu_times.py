@@ -179,6 +179,53 @@ def _translations(tiny: bool) -> Iterator[Time]:
         yield Time(work, "bfloat16", "ms", *found)
 
 
+def hybrids(tiny: bool) -> Iterator[Time]:
+    """Tokens and prompts of layers that keep a state, Qwen3.5-0.8B's and Bamba's widths, ours compiled."""
+    yield from _hybrid("Qwen3.5-0.8B width, 12 layers", _qwen3_5(tiny), transformers.Qwen3_5ForCausalLM, tiny)
+    yield from _hybrid("Bamba's width, 9 layers", _bamba(tiny), transformers.BambaForCausalLM, tiny)
+
+
+def _hybrid(name: str, config, kind: type, tiny: bool) -> Iterator[Time]:
+    theirs = _random(kind, config)
+    ours = converted(theirs).to("cuda", torch.bfloat16).eval().prepare_for_inference(compile=True)
+    ours.generation_config.eos_token_id = None
+    ids = torch.randint(3, config.vocab_size, (1, 128), device="cuda")
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    found = interleaved(*(_writing(model, batch) for model in (ours, theirs)), 3)
+    yield Time(f"{name}, a token of 1 x 128, compiled, against eager", "bfloat16", "ms", *found)
+    for rows, length in ((2, 64),) if tiny else ((1, 2048), (8, 2048)):
+        ids = torch.randint(3, config.vocab_size, (rows, length), device="cuda")
+        works = [_timed(lambda m=model, i=ids: _prompted(m, i)) for model in (ours, theirs)]
+        yield Time(f"{name}, a prompt of {rows} x {length}", "bfloat16", "ms", *interleaved(*works, 5))
+
+
+@torch.no_grad()
+def _prompted(model, ids):
+    model(input_ids=ids, use_cache=True, logits_to_keep=1)
+
+
+def _qwen3_5(tiny: bool):
+    width, inner = (64, 96) if tiny else (1024, 3584)
+    layers = 4 if tiny else 12
+    types = ["linear_attention" if (index + 1) % 4 else "full_attention" for index in range(layers)]
+    return transformers.Qwen3_5TextConfig(
+        hidden_size=width, intermediate_size=inner, num_attention_heads=8, num_key_value_heads=2, head_dim=width // 4,
+        linear_num_key_heads=16, linear_num_value_heads=16, linear_key_head_dim=width // 8, num_hidden_layers=layers,
+        linear_value_head_dim=width // 8, vocab_size=1000 if tiny else 151936, tie_word_embeddings=True,
+        pad_token_id=0, layer_types=types,
+    )  # fmt: skip
+
+
+def _bamba(tiny: bool):
+    width, inner = (64, 96) if tiny else (2048, 4096)
+    layers = 3 if tiny else 9
+    return transformers.BambaConfig(
+        hidden_size=width, intermediate_size=inner, num_attention_heads=16, num_key_value_heads=4, mamba_d_state=128,
+        mamba_n_heads=8 if tiny else 64, mamba_d_head=16 if tiny else 64, num_hidden_layers=layers, vocab_size=1000,
+        attn_layer_indices=[layers // 2], pad_token_id=0, tie_word_embeddings=True,
+    )  # fmt: skip
+
+
 def _random(kind: type, config):
     """A model of transformers' with random weights, made on the GPU."""
     torch.manual_seed(0)
@@ -263,4 +310,5 @@ def training(tiny: bool) -> Iterator[Time]:
 
 WORKS: dict[str, Callable[[bool], Iterator[Time]]] = {
     "encoders": encoders, "prompts": prompts, "training": training, "decoding": decoding,
+    "hybrids": hybrids,
 }  # fmt: skip

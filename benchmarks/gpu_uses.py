@@ -6,9 +6,11 @@ Each use says how far its answer is from that of the CPU in float32, as a share 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -286,6 +288,61 @@ def beside_others(device: str) -> float:
     return float(not torch.equal(last, texts[-1])) + float(not torch.equal(texts[-1], texts[-2]))
 
 
+def captured_and_changed(device: str) -> float:
+    """Texts by captured steps, after weights were written and replaced: the share of tokens that differ."""
+    model, batch = _model(), inputs_of(_model(), "cpu")
+    texts: list[list[torch.Tensor]] = [[], []]
+    for place, found in zip(("cpu", device), texts, strict=True):
+        own = copy.deepcopy(model).to(place)
+        own = own if place == "cpu" else own.prepare_for_inference(compile=True)
+        moved = {name: batch[name].to(place) for name in ("input_ids", "attention_mask")}
+        layer = own.model.layers[0]
+        for change in ("none", "written", "replaced"):
+            if change == "written":
+                with torch.no_grad():
+                    layer.self_attn.k_proj.weight.mul_(-1)
+            elif change == "replaced":
+                layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.data.flip(0)
+            with torch.inference_mode():
+                found.append(own.generate(**moved, max_new_tokens=12, min_new_tokens=12, do_sample=False).cpu())
+    return max((one != other).double().mean().item() for one, other in zip(*texts, strict=True))
+
+
+def several_threads(device: str) -> float:
+    """Texts by captured steps of four threads, each on a stream of its own: the share of tokens that differ."""
+    model, batch = _model(), inputs_of(_model(), "cpu")
+    asked = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    rows = [batch["input_ids"][row : row + 1] for row in range(ROWS)]
+    exact = [model.generate(row, **asked) for row in rows]
+    model = model.to(device).prepare_for_inference(compile=device != "cpu")
+
+    def written(row) -> torch.Tensor:
+        if device == "cpu":
+            return model.generate(row, **asked)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return model.generate(row.to(device), **asked).cpu()
+
+    with ThreadPoolExecutor(ROWS) as pool:
+        found = [text for _ in range(3) for text in pool.map(written, rows)]
+    return max((one != other).double().mean().item() for one, other in zip(found, exact * 3, strict=True))
+
+
+def eight_bits(device: str) -> float:
+    """Weights in 8 bits by torchao: compiled text, compared with uncompiled: the share of tokens that differ."""
+    if importlib.util.find_spec("torchao") is None:
+        return 0.0
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    model = _model().to(device, torch.bfloat16)
+    quantize_(model.model.layers, Int8WeightOnlyConfig())
+    batch = {name: each for name, each in inputs_of(model, device).items() if name != "position_ids"}
+    asked = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    with torch.no_grad():
+        plain = model.generate(**batch, **asked)
+        model.prepare_for_inference(compile=device != "cpu")
+        return (model.generate(**batch, **asked) != plain).double().mean().item()
+
+
 USES: dict[Callable[[str], float | tuple[float, float]], tuple[float, str]] = {
     prepared_before_it_moves: (EXACT, "float32"),
     prepared_and_trained_again: (EXACT, "float32"),
@@ -303,6 +360,9 @@ USES: dict[Callable[[str], float | tuple[float, float]], tuple[float, str]] = {
     states_of_layers: (EXACT, "float32"),
     explained: (EXACT, "bfloat16"),
     beside_others: (EXACT, "float32"),
+    captured_and_changed: (EXACT, "float32"),
+    several_threads: (EXACT, "float32"),
+    eight_bits: (0.5, "bfloat16"),
 }
 """How far each may be from the CPU's float32, and in which dtype it runs."""
 NEEDS_ACCELERATE = {loaded_by_a_map, trained_by_the_trainer}

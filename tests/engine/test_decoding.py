@@ -15,7 +15,7 @@ from blockformer import preset
 from blockformer.engine import compiler, decoding, graphs
 from blockformer.engine.decoding import MOST_LATE, Decoding
 from blockformer.engine.graphs import room_for
-from blockformer.engine.runtime import WritingRuntime
+from blockformer.engine.runtime import AcceleratorRuntime, WritingRuntime
 
 DECODERS = {
     "qwen3": {"num_key_value_heads": 2},
@@ -46,6 +46,10 @@ def make(name, **settings):
 
 
 def with_loop(model):
+    """As `prepare_for_inference(compile=True)` leaves a model on a GPU."""
+    for module in model.modules():
+        if hasattr(module, "runtime"):
+            module.runtime = AcceleratorRuntime()
     model.runtime = WritingRuntime(Decoding(model, "cpu"))
     return model
 

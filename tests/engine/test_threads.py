@@ -3,6 +3,7 @@
 import copy
 import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +13,7 @@ from sizes import STRONG, UNEVEN
 
 import blockformer
 from blockformer import preset
+from blockformer.engine import compiler
 
 UNEVEN_AND_LONGER = {**UNEVEN, "max_position_embeddings": 96}
 FAMILIES = {
@@ -70,6 +72,31 @@ def assert_threads_agree(model, expected, rounds, jobs=JOBS):
     assert len(found) == THREADS * rounds * len(jobs)
     for each, text in found:
         assert torch.equal(text, expected[each]), jobs[each]
+
+
+def test_compiled_functions_wait_while_another_thread_traces():
+    """PyTorch refuses to call them meanwhile, whatever it is that the other thread traces."""
+    begun, may_end, states = threading.Event(), threading.Event(), torch.ones(2)
+
+    def traced(states):
+        begun.set()
+        may_end.wait(60)
+        return states + 1
+
+    plain = torch.compile(lambda states: states * 3, backend="eager")
+    patient = compiler._patient(plain)
+    assert torch.equal(patient(states), 3 * states)
+    with ThreadPoolExecutor(2) as pool:
+        trace = pool.submit(torch.fx.symbolic_trace, traced)
+        begun.wait(60)
+        with pytest.raises(RuntimeError, match="symbolically trace a dynamo-optimized"):
+            plain(states)
+        waiting = pool.submit(patient, states)
+        time.sleep(0.05)
+        assert not waiting.done()
+        may_end.set()
+        assert torch.equal(waiting.result(60), 3 * states)
+        trace.result(60)
 
 
 def texts_of(model, jobs=JOBS):

@@ -75,9 +75,12 @@ class PaddingCache:
 
 
 def is_empty(cache) -> bool:
-    """Whether a cache (None: a fresh one) is known to hold nothing, without waiting for the device."""
+    """Whether a cache (None: a fresh one) is known to hold nothing, without waiting for the device.
+
+    A layer with a state does not say whether it holds something; some layer always has keys.
+    """
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
-    return cache is None or (layers is not None and not any(layer.is_initialized for layer in layers))
+    return cache is None or (layers is not None and not any(getattr(each, "is_initialized", False) for each in layers))
 
 
 def is_full(stack, attention_mask, past_key_values) -> bool:

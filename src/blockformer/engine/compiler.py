@@ -4,17 +4,20 @@ import functools
 import operator
 import os
 import shutil
+import time
 import types
 from contextlib import contextmanager
 
 import torch
 from torch.nn import functional as F
 
-# A product and its sum are one instruction (FMA); on a GPU several loops are tried for each product of one row.
+# A product and its sum are one instruction (FMA); on a GPU several loops are tried for each product of one row. PyTorch
+# keeps on disk which one was best, but up to 2.11 its static launcher does not look there: every process would try again.
 _OPTIONS: dict[str, dict] = {
     "cpu": {"cpp.enable_floating_point_contract_flag": "fast"},
-    "cuda": {"coordinate_descent_tuning": True},
+    "cuda": {"coordinate_descent_tuning": True, "use_static_cuda_launcher": False},
 }
+_LONGEST = 600.0  # seconds that a call waits for another thread's compiler
 # Modules whose functions give equal results for equal tensors, except functions whose names begin like these.
 _PURE = (torch, torch.Tensor, F, torch._C._nn, operator)
 _NOT_PURE = ("rand", "normal", "multinomial", "bernoulli", "poisson", "dropout", "empty")
@@ -45,7 +48,24 @@ def compiled(function, device: str):
     It is compiled again for arguments of another kind; what it makes stays in PyTorch's own cache on the disk.
     """
     own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return torch.compile(own, fullgraph=True, backend=functools.partial(_backend, _OPTIONS.get(device, {})))
+    return _patient(torch.compile(own, fullgraph=True, backend=functools.partial(_backend, _OPTIONS.get(device, {}))))
+
+
+def _patient(function):
+    """A compiled function that waits while another thread's compiler traces, when PyTorch refuses to call it."""
+
+    @functools.wraps(function)
+    def call(*arguments):
+        end = time.monotonic() + _LONGEST
+        while True:
+            try:
+                return function(*arguments)
+            except RuntimeError as error:  # before anything was computed
+                if "symbolically trace a dynamo-optimized" not in str(error) or time.monotonic() > end:
+                    raise
+            time.sleep(0.001)
+
+    return call
 
 
 def _backend(options: dict, graph_module, example_inputs):

@@ -106,7 +106,7 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     own = getattr(past_key_values, "self_attention_cache", past_key_values)
     given = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask, CACHE: own}
     make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_mask}
-    return {kind: make[kind](**given, position_ids=position_ids) for kind in sorted(make.keys() & config.layer_types)}
+    return {kind: made(**given, position_ids=position_ids) for kind, made in make.items() if kind in config.layer_types}
 
 
 def encoder_masks(config, hidden_states, attention_mask, sequences=None) -> dict:
