@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 # A product and its sum are one instruction (FMA); on a GPU several loops are tried for each product of one row. PyTorch
-# keeps on disk which one was best, but up to 2.11 its static launcher does not look there: every process would try again.
+# keeps on disk which was best, but up to 2.11 its static launcher does not look there: every process would try again.
 _OPTIONS: dict[str, dict] = {
     "cpu": {"cpp.enable_floating_point_contract_flag": "fast"},
     "cuda": {"coordinate_descent_tuning": True, "use_static_cuda_launcher": False},
