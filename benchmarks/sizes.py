@@ -102,6 +102,14 @@ HYBRIDS = [
         experts=32,
         **STATE_SIZES,
     ),
+    workloads.Shape(
+        "Mamba-2 of width 1,024, 4 layers",
+        heads=8,
+        kv_heads=2,
+        intermediate_size=4096,
+        family="bamba",
+        **{**STATE_SIZES, "head_dim": 128},
+    ),
 ]
 EXPERTS = workloads.Shape("Qwen3-30B-A3B width, 4 layers of 128 experts", 4, 32768, experts=128, **MOE_SIZES)
 SHORT = Size(

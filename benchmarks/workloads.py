@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
     CompileConfig,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -185,7 +187,15 @@ def _qwen3_next(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
     return converted(Qwen3NextForCausalLM(Qwen3NextConfig(**_states(shape), **experts)).to(dtype))
 
 
+def _bamba(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """State spaces of twice the width; the third layer of each four has keys."""
+    heads = {"mamba_n_heads": 2 * shape.hidden_size // 64, "mamba_d_head": 64, "mamba_d_state": 128}
+    heads["attn_layer_indices"] = list(range(2, shape.layers, 4))
+    return converted(BambaForCausalLM(BambaConfig(**_sizes(shape), **heads)).to(dtype))
+
+
 _MAKERS = {
+    "bamba": _bamba,
     "qwen3": _qwen3,
     "gpt2": _gpt2,
     "qwen3_moe": _qwen3_moe,

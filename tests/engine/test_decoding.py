@@ -29,6 +29,12 @@ DECODERS = {
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "bamba": {
+        "layer_types": ["state_space", "full_attention"],
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+    },
 }
 SOURCED = {"t5": {}, "marian": {"decoder_start_token_id": 0}}
 
@@ -273,7 +279,16 @@ def test_inference_mode_threads_and_batches_of_all_sizes():
     assert not quick.runtime.decoding.fallbacks.reasons
 
 
-def test_alike_layers_are_compiled_once_with_joined_products(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("qwen3", [[7, 4]]),
+        ("qwen3_5_text", [[8, 5], [10, 4]]),  # attention with a gate, and layers with a state
+        ("bamba", [[7, 4], [9, 4]]),
+        ("lfm2", [[5, 4], [7, 4]]),
+    ],
+)
+def test_alike_layers_are_compiled_once_with_joined_products(name, layers, monkeypatch):
     counts = []
 
     def backend(options, graph_module, example_inputs):
@@ -285,12 +300,15 @@ def test_alike_layers_are_compiled_once_with_joined_products(monkeypatch):
     monkeypatch.setattr(compiler, "_backend", backend)
     parts = decoding.Parts
     monkeypatch.setattr(decoding, "Parts", lambda model, is_compiled: parts(model, is_compiled=True))
-    pair = make("qwen3", num_hidden_layers=5)
+    types = DECODERS[name].get("layer_types", ["full_attention"])
+    pair = make(name, num_hidden_layers=6, layer_types=6 // len(types) * types)
     assert_as_library(pair, **prompts([5]), max_new_tokens=4, do_sample=False, eos_token_id=None)
-    assert sorted(counts) == [[0, 0], [0, 0], [1, 1], [7, 4]], "a layer, the head, and what has no products"
+    assert sorted(counts) == [[0, 0], [0, 0], [1, 1], *layers], "what has no products, the head, layers of each kind"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt2", "t5", "marian", "bloom", "qwen3_5_text", "olmo_hybrid", "lfm2"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gpt2", "t5", "marian", "bloom", "qwen3_5_text", "olmo_hybrid", "lfm2", "bamba"]
+)
 def test_a_cpu_writes_by_its_compiled_steps(name, untraced):
     plain, quick = make(name)[0], make(name)[0].prepare_for_inference(compile=True)
     calls = []

@@ -17,6 +17,7 @@ _GROUPS = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
     tuple(f"in_proj_{part}" for part in "qkvzba"),
+    tuple(f"in_proj_{part}" for part in ("z", "v", "k", "q", "dt")),
 )
 
 
