@@ -137,6 +137,17 @@ def usual_least_saving() -> Iterator[int]:
     TrainingRuntime.least_saving = usual
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """No test cuts the power, so nothing waits until the disk has what is written; a wrong descriptor is still an error.
+
+    Other processes sync as always. That everything is synced before it is renamed has a test (`files/test_writer.py`).
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
 @pytest.fixture(scope="session")
 def first_seed(pytestconfig: pytest.Config) -> int:
     """Where a test begins to count its own cases: 0, or with `--fresh-seeds` the seed that the run prints."""
