@@ -139,7 +139,7 @@ def usual_least_saving() -> Iterator[int]:
 
 @pytest.fixture(scope="session", autouse=True)
 def unsynced() -> Iterator[None]:
-    """No test cuts the power, so nothing waits until the disk has what is written; a wrong descriptor is still an error.
+    """No test cuts the power, so nothing waits for the disk; a wrong descriptor is still an error.
 
     Other processes sync as always. That everything is synced before it is renamed has a test (`files/test_writer.py`).
     """
