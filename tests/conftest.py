@@ -138,14 +138,16 @@ def usual_least_saving() -> Iterator[int]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def unsynced() -> Iterator[None]:
-    """No test cuts the power, so nothing waits for the disk; a wrong descriptor is still an error.
+def real_fsync() -> Iterator[Callable[[int], None]]:
+    """What `os.fsync` is otherwise: no test cuts the power, so nothing waits for the disk.
 
-    Other processes sync as always. That everything is synced before it is renamed has a test (`files/test_writer.py`).
+    A wrong descriptor is still an error, and other processes sync as always. That everything is synced before it is
+    renamed has a test (`files/test_writer.py`).
     """
+    real = os.fsync
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
-        yield
+        yield real
 
 
 @pytest.fixture(scope="session")
