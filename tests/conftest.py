@@ -28,6 +28,7 @@ os.environ.update(
     BLOCKFORMER_DECISIONS="",  # what is the fastest here; some tests give other answers, which no process must keep
 )
 os.environ.pop("HF_MODULES_CACHE", None)
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: a thread that spins takes a core
 if "ATEN_CPU_CAPABILITY" in os.environ:
     # Inductor keeps kernels by their source, not by the instruction set that PyTorch's own code has meanwhile.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_HF_HOME}/inductor"
