@@ -11,13 +11,14 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 CLIENTS ?=
 EXTRAS ?=
+QUICK ?=
 ATEN ?= avx2
 ONEDNN ?= AVX2
 MKL ?= AVX2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test portable exhaustive nightly threads-1 threads-4 check lint format bench bench-full versions clients \
-  extra-tests quantization docs wheel smoke clean
+  extra-tests quantization docs-setup docs wheel smoke clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -72,10 +73,10 @@ bench-full: $(READY) ## the same with every size and context
 	$(BIN)/python benchmarks/run.py --full $(BENCH_ARGS)
 
 versions: $(READY) ## the parity, generation and remote-code tests on transformers 5.5, 5.10.4 and the newest
-	$(BIN)/python scripts/versions.py
+	$(BIN)/python scripts/versions.py $(QUICK)
 
 clients: $(READY) ## other people's tools on our models and on transformers' own (CLIENTS="peft onnx" for some)
-	$(BIN)/python scripts/clients $(CLIENTS)
+	$(BIN)/python scripts/clients $(QUICK) $(CLIENTS)
 
 extra-tests: $(READY) ## the tests that need other packages, in environments of their own (EXTRAS="quantization onnx" for some)
 	$(BIN)/python scripts/extra_tests.py $(EXTRAS)
@@ -86,6 +87,8 @@ quantization: ## those of the low-bit libraries
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[docs]' -c constraints.txt
 	@touch $@
+
+docs-setup: $(DOCS_READY)
 
 docs: $(DOCS_READY) ## build the documentation into site/, offline; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 AS_LIBRARIES_WARN = ("-W", "default", "-W", "error::pytest.PytestUnhandledThreadExceptionWarning")
 """For pytest, where packages of other versions warn of other things: only a thread that raises still fails its test."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+"""For the environment of tests: some compute with more threads, and one that waits must not spin on a busy core."""
 
 
 def build(name: str, requirements: list[str], fresh: bool = False) -> Path:

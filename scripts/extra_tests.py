@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from environments import AS_LIBRARIES_WARN, ROOT, build
+from environments import AS_LIBRARIES_WARN, ONE_THREAD, ROOT, build
 
 
 class Extra(NamedTuple):
@@ -96,7 +96,7 @@ def run(name: str, fresh: bool, given: list[str]) -> int:
     python = build(name, [*extra.packages, *pins], fresh=fresh)
     command = [python, "-m", "pytest", "-q", f"--environment={name}", *AS_LIBRARIES_WARN, *extra.tests, *given]
     print(f"\n{name}: {' '.join(extra.tests)}", flush=True)
-    return subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+    return subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, **ONE_THREAD}).returncode
 
 
 def main() -> int:

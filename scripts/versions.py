@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ElementTree  # nosec B405 # of a report that we 
 from importlib import metadata
 from pathlib import Path
 
-from environments import AS_LIBRARIES_WARN, ROOT, build
+from environments import AS_LIBRARIES_WARN, ONE_THREAD, ROOT, build
 
 VERSIONS = ("5.5.0", "5.10.4", "5.24.0")
 COLUMNS = ("transformers", "huggingface_hub", "torch")
@@ -49,7 +49,7 @@ def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[st
     status = subprocess.run(
         [python, "-m", "pytest", "-m", "versions", "-q", "--environment=versions", *AS_LIBRARIES_WARN,
          f"--junit-xml={report}", *arguments],
-        cwd=ROOT, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT, check=False, env={**os.environ, **ONE_THREAD},
     ).returncode  # fmt: skip
     row: dict[str, object] = {"seconds": time.perf_counter() - start, "code": status}
     row |= dict(zip(COLUMNS, found, strict=True))

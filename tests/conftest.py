@@ -28,6 +28,7 @@ os.environ.update(
     BLOCKFORMER_DECISIONS="",  # what is the fastest here; some tests give other answers, which no process must keep
 )
 os.environ.pop("HF_MODULES_CACHE", None)
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: a thread that spins takes a core
 if "ATEN_CPU_CAPABILITY" in os.environ:
     # Inductor keeps kernels by their source, not by the instruction set that PyTorch's own code has meanwhile.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_HF_HOME}/inductor"
@@ -135,6 +136,19 @@ def usual_least_saving() -> Iterator[int]:
     usual, TrainingRuntime.least_saving = TrainingRuntime.least_saving, 0
     yield usual
     TrainingRuntime.least_saving = usual
+
+
+@pytest.fixture(scope="session", autouse=True)
+def real_fsync() -> Iterator[Callable[[int], None]]:
+    """What `os.fsync` is otherwise: no test cuts the power, so nothing waits for the disk.
+
+    A wrong descriptor is still an error, and other processes sync as always. That everything is synced before it is
+    renamed has a test (`files/test_writer.py`).
+    """
+    real = os.fsync
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield real
 
 
 @pytest.fixture(scope="session")

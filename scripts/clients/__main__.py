@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 from common_suite import KINDS  # noqa: E402
-from environments import ROOT, build  # noqa: E402
+from environments import ONE_THREAD, ROOT, build  # noqa: E402
 from judging import differs, judge, said  # noqa: E402
 
 PAGE = ROOT / "docs" / "clients.md"
@@ -89,7 +89,7 @@ def run(name: str, python: str | Path, models: Path, arguments: list[str]) -> li
     home = models / f"home-{name}"
     done = subprocess.run(
         command, capture_output=True, text=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(home)},
+        env={**os.environ, **ONE_THREAD, "HF_HOME": str(home)},
     )  # fmt: skip
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not rows or done.returncode:

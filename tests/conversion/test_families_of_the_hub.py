@@ -71,7 +71,7 @@ def test_pythia_may_hold_masks_and_frequencies(tmp_path):
     }
     extra = {f"gpt_neox.layers.{i}.attention.{name}": tensor for i in range(2) for name, tensor in buffers.items()}
     edit_tensors(tmp_path / "src", **extra)
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_pythia_may_hold_masks_and_frequencies(tmp_path):
 )
 def test_dropouts_may_differ_since_they_do_nothing_in_evaluation(tmp_path, name, dropouts):
     save_official(tmp_path / "src", name, pad_token_id=0, **dropouts)
-    report = there_and_back(tmp_path, verify_back=True)
+    report = there_and_back(tmp_path)
     kept, other = dropouts
     assert any(f"'{other}'" in note for note in report.notes) == (name != "Phi3ForCausalLM")
     (tmp_path / "dst" / "conversion.json").unlink()
@@ -96,7 +96,7 @@ def test_dropouts_may_differ_since_they_do_nothing_in_evaluation(tmp_path, name,
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "SmolLM3ForCausalLM", "BloomForCausalLM"])
 def test_products_may_have_been_cut_in_training(tmp_path, name):
     save_official(tmp_path / "src", name, pad_token_id=0, pretraining_tp=2)
-    assert not any("pretraining_tp" in note for note in there_and_back(tmp_path, verify_back=True).notes)
+    assert not any("pretraining_tp" in note for note in there_and_back(tmp_path).notes)
 
 
 def test_a_bloom_whose_slices_lose_their_biases_is_refused(tmp_path):
@@ -104,7 +104,7 @@ def test_a_bloom_whose_slices_lose_their_biases_is_refused(tmp_path):
     with pytest.raises(ConversionError, match=r"config\.json.*\n.*slow_but_exact is 'True'"):
         convert(tmp_path / "src", tmp_path / "dst")
     edit_config(tmp_path / "src", slow_but_exact=False)
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_bloom_whose_slices_lose_their_biases_is_refused(tmp_path):
 def test_a_class_may_have_the_name_of_its_former_code(tmp_path, name, former):
     save_official(tmp_path / "src", name, pad_token_id=0)
     edit_config(tmp_path / "src", architectures=[former])
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
 
 
 def logits_of(folder, name, cached=False):
@@ -152,7 +152,7 @@ def test_a_model_that_looks_the_other_way_is_refused(tmp_path, name, value, sett
     with pytest.raises(ConversionError, match=rf"config\.json.*\n.*is_causal is '{value}': .*remove it"):
         convert(src, tmp_path / "dst")
     edit_config(src, is_causal=...)
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel"])
@@ -160,7 +160,7 @@ def test_a_decoder_that_sees_all_of_a_text_stays_one(tmp_path, name):
     src = tmp_path / "src"
     save_official(src, name, pad_token_id=0)
     edit_config(src, is_causal=False)
-    there_and_back(tmp_path, verify="full", verify_back=True)
+    there_and_back(tmp_path, verify="full")
     assert BlockformerDecoderConfig.from_pretrained(tmp_path / "dst").bidirectional
     assert json.loads((tmp_path / "back" / "config.json").read_text())["is_causal"] is False
 
@@ -169,7 +169,7 @@ def test_a_decoder_that_sees_all_of_a_text_stays_one(tmp_path, name):
 def test_a_model_may_say_that_it_looks_the_usual_way(tmp_path, name, value):
     save_official(tmp_path / "src", name, pad_token_id=0)
     edit_config(tmp_path / "src", is_causal=value)
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
 
 
 @pytest.mark.parametrize("entry", ["sliding_window", "attention_chunk_size"])
@@ -183,7 +183,7 @@ def test_a_window_that_only_the_cache_has_is_refused(tmp_path, name, entry):
     with pytest.raises(ConversionError, match=rf"config\.json.*\n.*{entry} is '4': .*set it to null"):
         convert(src, tmp_path / "dst")
     edit_config(src, **{entry: None})
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["ModernBertDecoderForCausalLM", "ModernBertForMaskedLM"])
@@ -191,14 +191,14 @@ def test_a_modernbert_may_say_half_its_window(tmp_path, name):
     settings = {"local_attention": 32, "layer_types": ["sliding_attention", "full_attention"]}
     save_official(tmp_path / "src", name, pad_token_id=0, cls_token_id=1, sep_token_id=2, **settings)
     edit_config(tmp_path / "src", sliding_window=3)
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
     assert entries_of(tmp_path / "dst")["sliding_window"] == 3
 
 
 def test_a_falcon_may_have_plain_heads_and_biases_but_no_alibi(tmp_path):
     falcon_rw = {"bias": True, "multi_query": False, "parallel_attn": False, "new_decoder_architecture": False}
     save_official(tmp_path / "src", "FalconForCausalLM", pad_token_id=0, alibi=False, **falcon_rw)
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
     edit_config(tmp_path / "src", alibi=True)
     with pytest.raises(ConversionError, match=r"config\.json: alibi is true.*run this one with transformers"):
         convert(tmp_path / "src", tmp_path / "other")
@@ -207,7 +207,7 @@ def test_a_falcon_may_have_plain_heads_and_biases_but_no_alibi(tmp_path):
 def test_an_opt_may_have_norms_after_its_sublayers(tmp_path):
     settings = {"ffn_dim": 48, "do_layer_norm_before": False, "pad_token_id": 0}
     save_official(tmp_path / "src", "OPTForCausalLM", word_embed_proj_dim=32, **settings)
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
     assert "token_embedding_size" not in entries_of(tmp_path / "dst")
 
 
@@ -215,7 +215,7 @@ def test_an_opt_may_have_norms_after_its_sublayers(tmp_path):
 def test_the_two_stacks_may_have_inner_widths_of_their_own(tmp_path, family):
     settings = {**BART, "decoder_ffn_dim": 64}
     save_official(tmp_path / "src", f"{family}ForConditionalGeneration", pad_token_id=0, **settings)
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
     widths = {entries_of(tmp_path / "dst")[name] for name in ("intermediate_size", "decoder_intermediate_size")}
     assert widths == {48, 64}
 
@@ -239,7 +239,7 @@ def test_a_decoder_of_t5gemma_that_looks_both_ways_is_refused(tmp_path):
     with pytest.raises(ConversionError, match=r"config\.json.*\n.*is_causal is false in the decoder; remove it"):
         convert(src, tmp_path / "dst")
     edit_config(src, decoder=settings)
-    there_and_back(tmp_path, verify_back=True)
+    there_and_back(tmp_path)
 
 
 def test_weights_with_adapters_inside_are_refused_by_name(tmp_path):

@@ -81,6 +81,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     shutil.rmtree(base)
 
 
+@pytest.fixture(autouse=True)
+def synced(real_fsync, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is timed until it is on the disk."""
+    monkeypatch.setattr(os, "fsync", real_fsync)
+
+
 def copied(source: Path, target: Path) -> float:
     """Seconds of `cp -r` with every file and the folder synced."""
     start = time.monotonic()

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import re
+import shutil
 from typing import Any, NamedTuple
 
 import pytest
@@ -147,10 +148,25 @@ def folder_for(folder, case):
     return sentence_transformers.SentenceTransformer
 
 
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Case -> its folder, which is made once and copied, and the class that opens it."""
+    made = {}
+
+    def of(case):
+        if case not in made:
+            folder = tmp_path_factory.mktemp("case") / "src"
+            made[case] = folder, folder_for(folder, case)
+        return made[case]
+
+    return of
+
+
 @pytest.mark.parametrize(("name", "key", "row"), ROWS, ids=[f"{name.split('_')[0]}-{key}" for name, key, _ in ROWS])
-def test_a_setting_there_and_back(tmp_path, name, key, row):
+def test_a_setting_there_and_back(tmp_path, folder_of, name, key, row):
     assert key in row.entries
-    cls = folder_for(tmp_path / "src", row.case)
+    folder, cls = folder_of(row.case)
+    shutil.copytree(folder, tmp_path / "src")
 
     def seen(folder):
         if row.seen is None:

@@ -253,13 +253,13 @@ def test_steps_change_activations_as_much_at_every_width(model_class, preset, se
     """The coordinate check of the article: with the ordinary parametrization each doubling multiplies the change."""
     base = of_width(preset, 32, **settings)
     ours = [changes(model_class, preset, width, base, rate, **settings) for width in (32, 128, 512)]
-    plain = [changes(model_class, preset, width, None, rate, **settings) for width in (32, 128, 512)]
+    plain = [changes(model_class, preset, width, None, rate, **settings) for width in (32, 512)]
     assert ours[0] == plain[0]
     for name, at_base in ours[0].items():
         for changed in ours[1:]:
             assert 0.4 < changed[name] / at_base < 1.6, (name, changed[name], at_base)
         if name.endswith("self_attn.q_proj"):
-            assert plain[2][name] > 3 * at_base, name
+            assert plain[1][name] > 3 * at_base, name
 
 
 def test_a_run_at_the_base_is_the_ordinary_one(tmp_path):
