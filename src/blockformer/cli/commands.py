@@ -398,7 +398,7 @@ app.command(
 def demo(
     output: Annotated[Path, typer.Option(help="The folder to make.")] = Path("blockformer-demo"),
     minutes: Annotated[float, typer.Option(min=0.01, help="Train at most this long.")] = 2.0,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and 40 steps, to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and 200 steps, to see that it works.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into OUTPUT even if the demo did not make it.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the text's order.")] = 0,
 ) -> None:

@@ -29,6 +29,11 @@ DEPTH, MOST_FOLDERS = 3, 500
 """How deep the folders lie that are looked at for a model, and how many of them are."""
 OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
 JOIN = "blockformer doctor {folder} --mend NEW writes a plain checkpoint of it"
+GGUF_REMEDY = (
+    "make plain weights of it with transformers and the package gguf: model = AutoModelForCausalLM.from_pretrained("
+    "'{folder}', gguf_file='{name}'), model.hf_quantizer = None, del model.config.quantization_config, "
+    "model.save_pretrained(NEW); the tokenizer likewise with AutoTokenizer"
+)
 
 ZERO_REMEDY = (
     "join them with DeepSpeed's own program: python -m deepspeed.utils.zero_to_fp32 {folder} NEW --safe_serialization "
@@ -120,8 +125,7 @@ CONTAINERS = (
         "gguf",
         (),
         "this is a GGUF file for llama.cpp",
-        "transformers makes plain weights of it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE), "
-        "then save_pretrained",
+        GGUF_REMEDY,
         ends=(".gguf",),
     ),
     Container(
