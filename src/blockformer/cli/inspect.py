@@ -35,7 +35,7 @@ def run_page(
         check_model(compare)
     check_page(target, force)
     if text is not None and not text.strip():
-        raise ConversionError("--text is empty: give some words")
+        raise ConversionError("--text is empty: write some words")
     if text is not None and not Path(src).is_dir() and Path(src).suffix == ".json":
         raise ConversionError(f"--text needs weights, and {src} is only a config: name the folder of a model")
     from blockformer.page.making import page_of

@@ -107,12 +107,14 @@ CONTAINERS = (
     Container(
         "onnx", ("onnx", "model.onnx"), "this is a model for ONNX", "name the checkpoint that it was exported from"
     ),
-    Container("mlx", ("weights.npz",), "these are weights for MLX", "name the checkpoint that they were made of"),
+    Container(
+        "mlx", ("weights.npz",), "these are weights for MLX", "name the checkpoint that they were converted from"
+    ),
     Container(
         "orbax",
         ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process"),
         "this is a checkpoint of Orbax, for JAX",
-        "name the checkpoint that it was made of, or save it in transformers' layout with the code that trains it",
+        "name the checkpoint that it was converted from, or save it in transformers' layout with its training code",
     ),
     Container(
         "nemo",
@@ -206,7 +208,7 @@ def _with_config(folder: Path, name: str) -> str:
 def _inner_model(folder: Path, inner: list[str]) -> tuple[str, str]:
     if inner[-1].rpartition("/")[2].startswith(UNSAVED):
         return f"the run ended while it saved {shown(inner[-1])}", "take a checkpoint from before"
-    return f"the model lies in the subfolder{'s' * (len(inner) > 1)} {_listed(inner)}", f"name {folder / inner[-1]}"
+    return f"the model is in the subfolder{'s' * (len(inner) > 1)} {_listed(inner)}", f"name {folder / inner[-1]}"
 
 
 UNSAVED = "tmp-"
@@ -277,7 +279,7 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
         config = {}
     if any(os.path.lexists(folder / name) for pair in WEIGHTS for name in pair):
         return (
-            "an adapter (adapter_config.json, adapter_model) lies next to whole weights, and from_pretrained of "
+            "an adapter (adapter_config.json, adapter_model) is next to whole weights, and from_pretrained of "
             "transformers then loads the adapter's base model in place of them",
             "if the weights are the merged ones, move the adapter's files away; if they are the base, merge the "
             "adapter with merge_and_unload() of PEFT",
