@@ -78,9 +78,9 @@ def show(summary: "Summary", console: Console) -> None:
     for dtype, nbytes in summary.memory.items():
         line(f"weights in {dtype}: {nbytes:,} bytes ({format_size(nbytes)})")
     for dtype, nbytes in summary.cache.items():
-        line(f"cache in {dtype}: {nbytes:,} bytes a token ({format_size(nbytes)})")
+        line(f"cache in {dtype}: {nbytes:,} bytes per token ({format_size(nbytes)})")
     for dtype, nbytes in summary.state.items():
-        line(f"state in {dtype}: {nbytes:,} bytes a text of any length ({format_size(nbytes)})")
+        line(f"state in {dtype}: {nbytes:,} bytes per text of any length ({format_size(nbytes)})")
     if summary.sliding:
         layers, window = summary.config.num_hidden_layers, summary.config.sliding_window
         line(f"{summary.sliding} of {layers} layers keep the last {window:,} tokens only")
