@@ -110,7 +110,7 @@ def test_the_text_is_a_table():
 @torch.no_grad()
 def test_a_compiled_model_says_which_batches_it_has_code_for(said):
     model = make().prepare_for_inference(compile=True)
-    assert "when a batch first asks" in ways_of(model)["one more token"]
+    assert "at the first batch that needs" in ways_of(model)["one more token"]
     warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}, {"input_ids": token_ids(3, 5, vocab=97)}])
     assert ways_of(model)["one more token"] == "compiled for 1 row, 2 to 4 rows"
     assert all("compiled code" in way for name, way in ways_of(model).items() if "linear layers" in name)
