@@ -54,7 +54,7 @@ def exact_logits(peer) -> torch.Tensor:
 
 
 def _one_expert_at_a_time(model) -> None:
-    """PyTorch's product of all experts at once knows no float64."""
+    """PyTorch's matmul of all experts at once knows no float64."""
     if getattr(model.config, "num_local_experts", None):
         model.set_experts_implementation("eager")
 

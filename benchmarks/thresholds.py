@@ -56,7 +56,7 @@ def by_float32(rows: int) -> Pair:
 
 
 def by_four_bits(rows: int) -> Pair:
-    """So many float32 rows times 1,024 x 1,024 weights of 4 bits: PyTorch's product, or weights made for the call."""
+    """So many float32 rows times 1,024 x 1,024 weights of 4 bits: PyTorch's matmul, or weights made for the call."""
     layer = QuantizedLinear(1024, 1024, False, 128)
     copy, states = four_bits._Packed(layer), torch.randn(max(1, rows), 1024)
     return _each([layer], lambda each: copy.product(states), lambda each: each.plain_product(states))

@@ -150,7 +150,7 @@ def bring_template(checkpoint: Checkpoint, folder: Path, side: SideFiles) -> Non
     if isinstance(template, str):
         (folder / TEMPLATE).write_text(template, encoding="utf-8")
         side.written[TEMPLATE] = digest(folder / TEMPLATE)
-        side.notes.append(f"{TEMPLATE} was made of the processor's {OF_PROCESSORS}, so that the tokenizer has it")
+        side.notes.append(f"{TEMPLATE} was made from the processor's {OF_PROCESSORS}, so that the tokenizer has it")
         tokenizer.chat_template = template
 
 

@@ -156,7 +156,9 @@ def convert_for_search(
         CheckpointWeights(checkpoint, source.groups, source.tied).check_tied()
         write_repo(CheckpointWeights(checkpoint, groups, (), place.files), dst, options, fill, report)
     if use == "reranker" and made_for.template(tokenizer) is None:
-        report.notes.append("no chat template writes pairs, so the tokenizer joins them; --template FILE gives one")
+        report.notes.append(
+            "no chat template formats pairs, so the tokenizer joins them; pass one with --template FILE"
+        )
     if source.has_head and not made.tie_word_embeddings:
         report.notes.append("the language model's head is dropped, and this cannot be undone: keep the source")
     return report
@@ -212,7 +214,7 @@ def _settings_before(checkpoint: Checkpoint, place: Source, use: str) -> dict[st
         ConversionError: it is an embedder already.
     """
     if use == "embedder" and MODULES in place.names:
-        what = f"{place.path}: {MODULES} says already how this model embeds texts"
+        what = f"{place.path}: {MODULES} already says how this model embeds texts"
         raise ConversionError(f"{what}; leave out --as embedder, and everything is carried")
     return read_json(checkpoint.member(SETTINGS)) if SETTINGS in place.names else {}
 
@@ -257,7 +259,9 @@ def _loads(
             official_config.is_causal = False
         else:
             result_config.bidirectional = False
-            notes.append("compared while both look back: the official class cannot look both ways")
+            notes.append(
+                "compared with causal attention on both sides: the official class cannot attend in both directions"
+            )
 
     def official() -> PreTrainedModel:
         found = official_loader(plan, place)(plan.source_class, official_config, place.path, torch.float32)

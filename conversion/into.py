@@ -102,7 +102,7 @@ def composite(into: str | PathLike[str] | None) -> Iterator[TextCheckpoint | Non
         if not isinstance(text, TextCheckpoint):
             raise ConversionError(
                 f"{into}: model_type is {shown(text.config.get('model_type'))}, which has no towers next to a text "
-                "model; into (--into) names the checkpoint that the text was made of"
+                "model; into (--into) names the checkpoint that the text was made from"
             )
         if any(info.file.suffix != ".safetensors" for info in text.tensors.values()) or place.around is not None:
             raise ConversionError(f"{into}: only safetensors files next to config.json can be written into")
@@ -123,7 +123,7 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
     origin, into = read_origin(checkpoint), text.folder
     if origin is None or not origin.composite:
         raise ConversionError(
-            f"{checkpoint.folder}: was not made of a checkpoint with other towers, so it cannot go back into one; "
+            f"{checkpoint.folder}: was not made from a checkpoint with other towers, so it cannot go back into one; "
             "leave out into (--into)"
         )
     if (kind := origin.composite.get("model_type")) != text.text.model_type:

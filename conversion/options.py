@@ -67,7 +67,7 @@ OPTIONS: dict[str, Option] = {
     "device_mesh": Option("model", needs=_PARALLEL),
     "state_dict": Option("refused", "the weights are those of the source; give yours to the class's from_pretrained"),
     "key_mapping": Option("refused", "names of tensors follow from the family; rename those in the file"),
-    "gguf_file": Option("refused", "GGUF files are not read; name the checkpoint that the file was made of"),
+    "gguf_file": Option("refused", "GGUF files are not read; name the checkpoint that the file was converted from"),
     "proxies": Option("refused", "set the environment variable HTTPS_PROXY", (None, {})),
     "weights_only": Option("refused", "pickles are only read with weights_only=True", (None, True)),
     "fusion_config": Option("refused", "fusions are for transformers' own classes; use model.prepare_for_inference()"),

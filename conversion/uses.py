@@ -89,7 +89,7 @@ class Reranker:
     def config(self, before: PretrainedConfig, tokenizer: Any) -> PretrainedConfig:
         """See `Use.config`."""
         if before.architectures != [WRITER]:
-            raise ConversionError(f"a reranker is made of a decoder that writes text, not of {kind_of(before)}")
+            raise ConversionError(f"a reranker is made from a decoder that generates text, not from {kind_of(before)}")
         for name, neutral in (("final_logit_softcapping", None), ("lm_head_transform", False), ("lm_head_bias", False)):
             if (value := getattr(before, name)) != neutral:
                 why = "its score is not a linear function of the last state; serve the language model itself"
@@ -98,7 +98,7 @@ class Reranker:
         if len({*self.ids}) != len(self.ids):
             raise ConversionError(f"tokens: {' and '.join(map(shown, self.tokens))} are the same token; name two")
         if (highest := max(self.ids)) >= before.vocab_size:
-            raise ConversionError(f"tokens: token {highest} lies outside the model's vocabulary of {before.vocab_size}")
+            raise ConversionError(f"tokens: token {highest} is outside the model's vocabulary of {before.vocab_size}")
         after = _with_class(before, CLASSIFIER)
         after.num_labels = 1
         if after.pad_token_id is None:  # a classifier finds the last token by it
@@ -160,7 +160,7 @@ class Embedder:
     def config(self, before: PretrainedConfig, tokenizer: Any) -> PretrainedConfig:
         """See `Use.config`."""
         if before.architectures not in ([WRITER], [STACK]):
-            raise ConversionError(f"an embedder is made of a decoder, not of {kind_of(before)}")
+            raise ConversionError(f"an embedder is made from a decoder, not from {kind_of(before)}")
         after = _with_class(before, STACK)
         if self.looks_both_ways:
             after.bidirectional = True

@@ -92,7 +92,7 @@ with torch.no_grad():
     print(torch.allclose(model(**given).logits[real], expected[real], rtol=1e-4, atol=1e-4))
 """
     assert fresh(code, tmp_path / "repo", tmp_path / "seen.pt", folder=tmp_path) == "True"
-    with pytest.raises(ConversionError, match="bidirectional: it reads texts, and writes none"):
+    with pytest.raises(ConversionError, match="bidirectional, so it cannot generate text"):
         load_writer(str(tmp_path / "repo"), None, None)
 
 

@@ -172,7 +172,7 @@ def test_other_faults_are_found_before_the_training(example, tmp_path, monkeypat
     assert "already exists" in refused("--output", str(taken))
     assert "was not made by Blockformer" in refused("--output", str(taken), "--force")
     assert "is there" in refused("--output", str(text), "--force")
-    with pytest.raises(SystemExit, match="lies in it"):
+    with pytest.raises(SystemExit, match="is inside it"):
         example.main([str(tmp_path), *output])
     assert "the prompt has 0 tokens" in refused(*output, "--prompt", "")
     assert "tokens: 1 to" in refused(*output, "--prompt", lines(500, seed=9))

@@ -437,7 +437,7 @@ class Chain(Attention):
 def test_layers_that_leave_tensors_under_one_name_are_refused(tmp_path):
     path = tmp_path / "chain.py"
     path.write_text(CHAIN.replace("READ", "'values'").replace("LEFT", "'values'"))
-    with pytest.raises(ValueError, match=r"gradient checkpointing .*each layer's under a name of its own"):
+    with pytest.raises(ValueError, match=r"gradient checkpointing .*each layer under its own name"):
         blockformer.register(path)
     path.write_text(CHAIN.replace("READ", "f'{self.layer_idx - 1}'").replace("LEFT", "f'{self.layer_idx}'"))
     assert blockformer.register(path) == {"attention_type": ["chain"]}
@@ -455,7 +455,7 @@ PROBLEMS = {
         "        return hidden_states - hidden_states.mean(1, keepdim=True)",
         "with a cache than without",
     ),
-    "NaN": ("        return hidden_states / 0 * 0", "gives NaN or infinity"),
+    "NaN": ("        return hidden_states / 0 * 0", "returns NaN or infinity"),
 }
 
 

@@ -239,7 +239,7 @@ def _check_state(path: Path, axis: str, value: str) -> None:
         except Exception as error:
             raise ValueError(f"{what} does not run: {type(error).__name__}: {error}") from error
         if not torch.isfinite(wanted).all():
-            raise ValueError(f"{what} gives NaN or infinity.")
+            raise ValueError(f"{what} returns NaN or infinity.")
         if not torch.allclose(torch.cat((start.logits, rest), dim=1), wanted, rtol=1e-3, atol=1e-4):
             fix = "a block computes each token's state from this state only"
             raise ValueError(f"{what} writes other text with a cache than without: {fix}.")
@@ -300,7 +300,7 @@ def _check_checkpointing(what: str, model, ids) -> None:
         raise ValueError(f"{what} does not run with gradient checkpointing: {error}") from error
     for name, gradient in plain.items():
         if name not in found or not torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-5):
-            fix = "pass tensors to later layers with leave and read of .blocks, each layer's under a name of its own"
+            fix = "pass tensors to later layers with leave and read of .blocks, each layer under its own name"
             raise ValueError(f"{what} learns something else with gradient checkpointing ({name}): {fix}.")
 
 

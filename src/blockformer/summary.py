@@ -93,8 +93,10 @@ def summarize(source: str | PathLike[str], **reading: "Unpack[Reading]") -> Summ
             path = locate(source, weights=False, **reading).path / "config.json"
         except ConversionError as error:
             hint = did_you_mean(name, preset()).replace("mean", "mean the preset")
-            known = "; nor is there a preset of this name" if HUB_ID.fullmatch(name) and "/" not in name else ""
-            raise ConversionError(f"{str(error).removesuffix('?')}{known}{'.' if hint else ''}{hint}") from error
+            said = str(error)
+            if HUB_ID.fullmatch(name) and "/" not in name:
+                said = said.replace("no folder of that name", "no folder or preset of that name")
+            raise ConversionError(f"{said.removesuffix('?')}.{hint}" if hint else said) from error
     else:
         refuse_given(reading, f"{path}: only a config.json")
     if not path.exists():

@@ -223,7 +223,7 @@ def test_inspect_shows_the_seed_articles_layer_tree(capsys, tmp_path):
         "weights in float32: 59,073,228,800 bytes (55.0 GiB)",
         "weights in bfloat16: 29,536,614,400 bytes (27.5 GiB)",
         "weights in int8: 14,768,307,200 bytes (13.8 GiB)",
-        "cache in bfloat16: 163,840 bytes a token (160.0 KiB)",
+        "cache in bfloat16: 163,840 bytes per token (160.0 KiB)",
     ):
         assert part in out, part
     assert not re.search(r"\(1\): Layer", out)
@@ -235,7 +235,7 @@ def test_inspect_says_how_many_bytes_of_state_a_text_takes(capsys, name):
     summary = describe(blockformer.preset(name))
     out = capsys.readouterr().out
     for dtype in ("float32", "bfloat16"):
-        assert f"state in {dtype}: {summary.state[dtype]:,} bytes a text of any length" in out
+        assert f"state in {dtype}: {summary.state[dtype]:,} bytes per text of any length" in out
     assert summary.state["float32"] > summary.state["bfloat16"]
     assert not describe(blockformer.preset("qwen3")).state
 

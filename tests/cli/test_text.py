@@ -73,7 +73,7 @@ def test_tasks_are_those_of_lm_eval(official, tmp_path, monkeypatch, capsys):
     for command in (["eval", folder], ["eval", folder, folder / "config.json", "--tasks", "a"]):
         code, told = run(capsys, *command)
         assert code == 2
-        assert "give text files, or tasks with --tasks" in told.err
+        assert "name text files, or tasks with --tasks" in told.err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, told = run(capsys, "eval", folder, "--tasks", "a")
     assert (code, told.err) == (1, "error: --tasks needs lm-eval, which is not installed: pip install lm-eval\n")

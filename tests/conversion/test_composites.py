@@ -450,7 +450,7 @@ def test_another_checkpoint_is_refused_for_a_text(made, tmp_path):
     whole_folder(tmp_path / "qwen", "qwen3_vl")
     refused(made, "a checkpoint of 'qwen3_vl', and the text of .* is from one of 'gemma3'", src=tmp_path / "qwen")
     blockformer.export_model(blockformer.from_official(made / "dst"), tmp_path / "fresh")
-    refused(made, "was not made of a checkpoint with other towers", dst=tmp_path / "fresh")
+    refused(made, "was not made from a checkpoint with other towers", dst=tmp_path / "fresh")
     refused(made, "has no towers next to a text model", src=made / "dst")
     refused(made, "no such folder; into", src=tmp_path / "none")
     refused(made, "src: .*source", out=made / "src")

@@ -112,7 +112,7 @@ def test_too_many_layers_in_the_checkpoint_are_not_dropped(tmp_path, source):
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_an_adapter_is_not_ignored(tmp_path, source, name):
     (source / name).write_text("{}")
-    with pytest.raises(ConversionError, match=r"an adapter .* lies next to whole weights"):
+    with pytest.raises(ConversionError, match=r"an adapter .* is next to whole weights"):
         convert(source, tmp_path / "dst")
 
 

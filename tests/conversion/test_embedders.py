@@ -117,7 +117,7 @@ def test_a_model_that_says_how_it_embeds_keeps_that(tmp_path):
     parts = pytest.importorskip("sentence_transformers.models")
     body = parts.Transformer(str(tmp_path / "plain"))
     sentence_transformers.SentenceTransformer(modules=[body, parts.Pooling(32, "mean")]).save(str(tmp_path / "src"))
-    with pytest.raises(ConversionError, match=r"modules.json says already how this model embeds texts; leave out --as"):
+    with pytest.raises(ConversionError, match=r"modules.json already says how this model embeds texts; leave out --as"):
         embedder(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_an_encoder_is_one_already(tmp_path):
     decoder(tmp_path / "src")
     sizes = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     BertModel(BertConfig(**sizes, intermediate_size=48)).save_pretrained(tmp_path / "src")
-    with pytest.raises(ConversionError, match="an embedder is made of a decoder, not of BlockformerEncoderModel"):
+    with pytest.raises(ConversionError, match="an embedder is made from a decoder, not from BlockformerEncoderModel"):
         embedder(tmp_path)
     assert not (tmp_path / "dst").exists()
 

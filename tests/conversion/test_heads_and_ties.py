@@ -10,6 +10,7 @@ from sizes import OFFICIAL_DECODER, OFFICIAL_ENCODER
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES
+from blockformer.doctor import diagnose
 from blockformer.summary import summarize
 
 from .oracles import (
@@ -172,6 +173,8 @@ def test_only_a_gguf_says_how_to_make_plain_weights(tmp_path):
     with pytest.raises(ConversionError, match="only as GGUF"):
         convert(tmp_path, tmp_path.parent / "dst")
     summarize(tmp_path)
+    (finding,) = (each for each in diagnose(tmp_path).findings if each.kind == "gguf")
+    assert "gguf_file='model.Q4_1.gguf'), model.hf_quantizer = None, del" in finding.remedy
 
 
 TWO_STACKS = dict.fromkeys(("encoder", "decoder"), GEMMA)

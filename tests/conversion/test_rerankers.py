@@ -70,7 +70,7 @@ def test_cross_encoders_open_it_and_its_official_form(tmp_path, template):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model = decoder(tmp_path / "src", template=template)
     report = reranker(tmp_path)
-    assert any("no chat template writes pairs" in note for note in report.notes) == (template != TEMPLATE)
+    assert any("no chat template formats pairs" in note for note in report.notes) == (template != TEMPLATE)
     convert(tmp_path / "dst", tmp_path / "official", to_official=True)
     if template == TEMPLATE:
         rows = rendered(tmp_path / "src")

@@ -129,6 +129,7 @@ def test_the_whole_demo(tmp_path, monkeypatch):
     for step in range(1, 8):
         assert f"{step}/7" in result.output
     assert re.search(r"logits differ by at most \d", result.output)
+    assert "15 steps do not beat the unigram baseline; try a longer run" in " ".join(result.output.split())
     if "left out" not in result.output:
         words = " ".join(result.output.split())
         assert re.search(r"embeddings differ from transformers' BertModel by at most \d", words)

@@ -165,7 +165,7 @@ def test_an_adapter_among_the_weights_needs_its_scale(tmp_path, source, adapted)
     for name, each in merged.items():
         assert_close(ours[name], each, 1e-6)
     shutil.copy(tmp_path / "adapter/adapter_config.json", source)
-    assert "an adapter (adapter_config.json, adapter_model) lies next to whole weights" in sentences(diagnose(source))
+    assert "an adapter (adapter_config.json, adapter_model) is next to whole weights" in sentences(diagnose(source))
 
 
 def test_an_adapter_of_another_kind_is_not_merged(tmp_path, source, adapted):
@@ -226,7 +226,7 @@ def test_damaged_and_doubled_files(tmp_path, source):
     (source / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     assert "run `git lfs pull` in its folder" in sentences(diagnose(source))
     (source / "model.safetensors").unlink()
-    assert "the model lies in the subfolder 'checkpoint-500'" in sentences(diagnose(source))
+    assert "the model is in the subfolder 'checkpoint-500'" in sentences(diagnose(source))
     (source / "checkpoint-500/config.json").write_text("{")
     assert "config.json: not valid JSON" in sentences(diagnose(source / "checkpoint-500"))
 

@@ -124,8 +124,8 @@ def twice(**starts):
 
 LORA = {Q.format("A"): torch.randn(4, 64), Q.format("B"): torch.randn(128, 4)}
 FOLDERS = {
-    "model two folders down": (moved("runs", "final"), "the model lies in the subfolder 'runs/final'"),
-    "the Hub's cache": (moved("snapshots", "5a3f"), "the model lies in the subfolder 'snapshots/5a3f'"),
+    "model two folders down": (moved("runs", "final"), "the model is in the subfolder 'runs/final'"),
+    "the Hub's cache": (moved("snapshots", "5a3f"), "the model is in the subfolder 'snapshots/5a3f'"),
     "killed while saving": (moved("tmp-checkpoint-9"), "the run ended while it saved 'tmp-checkpoint-9'"),
     "checkpoint of PEFT": (lambda f: adapter(f, LORA, config="inside"), "an adapter lies in .*'checkpoint-500'"),
     "only its config": (lambda f: adapter(f, {}), "of rank 4 for 'me/base', and the adapter itself is missing"),

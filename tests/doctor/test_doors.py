@@ -117,7 +117,7 @@ KINDS = {
         lambda f: (touched(f, *STATE), (f / "config.json").unlink()),
         "there is only the state of a training run",
     ),
-    "inside": (inside, "the model lies in the subfolders 'checkpoint-900', 'checkpoint-1000'.*checkpoint-1000"),
+    "inside": (inside, "the model is in the subfolders 'checkpoint-900', 'checkpoint-1000'.*checkpoint-1000"),
     "mlx": (of_mlx, "MLX has packed 14 of the weights in few bits"),
     "mlx numbers": (lambda f: touched(f, "weights.npz"), "these are weights for MLX"),
     "onnx": (lambda f: touched(f, "onnx/model.onnx"), "this is a model for ONNX"),

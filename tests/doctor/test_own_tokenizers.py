@@ -87,7 +87,7 @@ def test_an_encoding_of_tiktoken(tmp_path):
     run = saved(tmp_path / "run", len(ranks) + 2)
     write_encoding(run / "tokenizer.pkl", state)
     found = mend(run, tmp_path / "out")
-    assert f"tokenizer.json made of tokenizer.pkl, {len(ranks) + 2} tokens" in found.changes
+    assert f"tokenizer.json made from tokenizer.pkl, {len(ranks) + 2} tokens" in found.changes
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in (TEXT, TEXT[::-1], "aaaaaaa" * 9, ""):
         assert tokenizer(text).input_ids == by_ranks(ranks, text)
@@ -184,7 +184,7 @@ def test_the_letters_of_nano_gpt(tmp_path):
     meta = {"vocab_size": len(letters), "stoi": ids, "itos": {number: letter for letter, number in ids.items()}}
     (run / "meta.pkl").write_bytes(pickle.dumps(meta))
     found = mend(run, tmp_path / "out")
-    assert f"tokenizer.json made of meta.pkl, {len(letters)} tokens" in found.changes
+    assert f"tokenizer.json made from meta.pkl, {len(letters)} tokens" in found.changes
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer(TEXT).input_ids == [ids[letter] for letter in TEXT]
     assert tokenizer.decode(tokenizer(TEXT).input_ids) == TEXT

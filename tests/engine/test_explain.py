@@ -49,7 +49,7 @@ def test_a_model_as_loaded_says_what_would_make_it_faster():
     prepared = ways_of(make().prepare_for_inference())
     assert prepared["padding"].startswith("skipped")
     assert prepared["the cache"] == "grows in place"
-    assert [part.way for name, part in parts.items() if "linear layers" in name] == ["PyTorch's product"]
+    assert [part.way for name, part in parts.items() if "linear layers" in name] == ["PyTorch's matmul"]
     assert "the cache" in parts
     assert not {"one more token", "the cache"} & ways_of(make("bert")).keys()
 
@@ -77,17 +77,17 @@ def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
 def test_questions_are_said_in_words(monkeypatch):
     words = {
         "onednn": "oneDNN's product",
-        "in parts, rows: 1": "a product in parts, rows: 1",
-        "in parts, rows: 4": "a product in parts, rows: 4",
+        "in parts, rows: 1": "a matmul in parts, rows: 1",
+        "in parts, rows: 4": "a matmul in parts, rows: 4",
         "packed, torch.float32": "a packed weight in float32",
-        "widened, torch.float16": "a product by way of float32 in float16",
+        "widened, torch.float16": "a matmul by way of float32 in float16",
         "packed 4 bits, torch.bfloat16": "PyTorch's 4-bit product in bfloat16",
         "attention in blocks": "attention in blocks",
     }
     monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(words, True))
     explanation = explain(make())
     assert list(explanation.decisions) == list(words.values())
-    assert "a product in parts, rows: 1: faster here" in str(explanation)
+    assert "a matmul in parts, rows: 1: faster here" in str(explanation)
 
 
 def test_each_question_has_words():
@@ -110,7 +110,7 @@ def test_the_text_is_a_table():
 @torch.no_grad()
 def test_a_compiled_model_says_which_batches_it_has_code_for(said):
     model = make().prepare_for_inference(compile=True)
-    assert "when a batch first asks" in ways_of(model)["one more token"]
+    assert "at the first batch that needs" in ways_of(model)["one more token"]
     warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}, {"input_ids": token_ids(3, 5, vocab=97)}])
     assert ways_of(model)["one more token"] == "compiled for 1 row, 2 to 4 rows"
     assert all("compiled code" in way for name, way in ways_of(model).items() if "linear layers" in name)

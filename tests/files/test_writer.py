@@ -346,8 +346,8 @@ def test_target_and_source_must_be_apart(tmp_path: Path) -> None:
         "models/source": "is the source",
         "alias/source": "is the source",
         "models/../models/source": "is the source",
-        "models/source/out": "lies in it",
-        "alias/source/deep/out": "lies in it",
+        "models/source/out": "is inside it",
+        "alias/source/deep/out": "is inside it",
         "models": "holds the source",
         "linked": "hard-linked",
     }.items():

@@ -154,7 +154,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(whole, tmp_path, capsys)
 
 def test_where_nothing_can_be_locked_shards_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "fcntl", None)
-    with pytest.raises(LabError, match="give each process a --shard of its own"):
+    with pytest.raises(LabError, match="give each process its own --shard"):
         with runs._alone(tmp_path / "run", is_sharded=False):
             pass
     with runs._alone(tmp_path / "run", is_sharded=True) as mine:

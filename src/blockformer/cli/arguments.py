@@ -21,9 +21,7 @@ Variant = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Read these weights: fp16 reads model.fp16.safetensors.", show_default=False),
 ]
-LocalFilesOnly = Annotated[
-    bool, typer.Option("--local-files-only", help="For a Hub id: read the cache, do not ask the Hub.")
-]
+LocalFilesOnly = Annotated[bool, typer.Option("--local-files-only", help="For a Hub id: read the local cache only.")]
 Dtype = Annotated[
     str | None, typer.Option(help="Load the weights as float32, bfloat16 or float16.", show_default=False)
 ]
@@ -34,7 +32,7 @@ Topology = Annotated[
         "--as",
         metavar="WHAT",
         help="Turn it into a decoder, an encoder or an encoder-decoder, which then needs training; or a decoder into a "
-        "reranker or an embedder for sentence-transformers. 'decoder' is the way back of these two.",
+        "reranker or an embedder for sentence-transformers. 'decoder' undoes these two.",
         show_default=False,
     ),
 ]
@@ -50,29 +48,30 @@ Tokens = Annotated[
     str | None,
     typer.Option(
         metavar="NO,YES",
-        help="Of a reranker: its score is the logit of the second token less that of the first.",
+        help="For --as reranker: the score is the logit of the second token minus that of the first.",
         show_default=False,
     ),
 ]
 ChatTemplate = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE", help="Of a reranker: the chat template by which a pair is written.", show_default=False
-    ),
+    typer.Option(metavar="FILE", help="For --as reranker: the chat template that formats a pair.", show_default=False),
 ]
 Pooling = Annotated[
     str | None,
-    typer.Option(help="Of an embedder: lasttoken, or mean, the default with --bidirectional.", show_default=False),
+    typer.Option(
+        help="For --as embedder: lasttoken (the default), or mean (the default with --bidirectional).",
+        show_default=False,
+    ),
 ]
 Bidirectional = Annotated[
-    bool, typer.Option("--bidirectional", help="Of an embedder: let tokens see later ones too; it then needs training.")
+    bool, typer.Option("--bidirectional", help="For --as embedder: let tokens see later ones too; needs training.")
 ]
 Prompts = Annotated[
     list[str] | None,
     typer.Option(
         "--prompt",
         metavar="NAME=TEXT",
-        help="Of an embedder: what is put before a text; may be repeated.",
+        help="For --as embedder: a prefix for texts; may be repeated.",
         show_default=False,
     ),
 ]

@@ -73,7 +73,7 @@ def run_convert(
     if to not in (*LAYOUTS, *CODES):
         raise ConversionError(f"--to must be one of {', '.join((*LAYOUTS, *CODES))}, not '{to}'")
     if no_verify and verify not in (None, "none"):
-        raise ConversionError(f"--no-verify and --verify {verify} contradict each other; give one of them")
+        raise ConversionError(f"--no-verify and --verify {verify} contradict each other; use one of them")
     if to in CODES:
         _run_for_code(src, dst, to, {**shape, "verify": verify, "no_verify": no_verify or None, **options})
         return
@@ -171,7 +171,7 @@ def _run_reshaped(src: str, dst: str, shape: dict[str, Any], options: dict[str, 
 
     with progress_bar() as report_progress:
         report = convert_reshaped(src, dst, progress=report_progress, **shape, **options)
-    what = "of another shape" if NEEDS_TRAINING in report.notes else "of the decoder that it was made of"
+    what = "of another shape" if NEEDS_TRAINING in report.notes else "of the decoder that it was converted from"
     _show(report, f"{report.source} -> {report.target}: a self-contained repo {what}")
 
 

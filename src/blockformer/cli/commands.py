@@ -82,7 +82,9 @@ def common(
     ] = False,
     block: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Register blocks of yours first; may be repeated.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Register your own blocks from this file first; may be repeated.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Every classic Transformer, from one small set of blocks: convert, inspect, publish, train, compare, chat."""
@@ -114,8 +116,8 @@ def convert(
         str,
         typer.Option(
             metavar="LAYOUT",
-            help="'blockformer', 'official' for the way back, or training code: 'litgpt', 'torchtune', 'torchtitan', "
-            "'nanochat', 'x-transformers'.",
+            help="'blockformer', 'official' (the way back), or the layout of training code: 'litgpt', 'torchtune', "
+            "'torchtitan', 'nanochat', 'x-transformers'.",
         ),
     ] = "blockformer",
     family: Annotated[
@@ -136,8 +138,8 @@ def convert(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="With --to official, for the text of a checkpoint with a vision tower: that checkpoint, of which DST "
-            "becomes a copy with this text in it.",
+            help="With --to official, for the text model of a checkpoint with a vision tower: that checkpoint. DST "
+            "becomes a copy of it with this text model.",
             show_default=False,
         ),
     ] = None,
@@ -148,7 +150,7 @@ def convert(
         str | None,
         typer.Option(
             metavar="DTYPE",
-            help="Turn 4-bit weights into plain weights of this dtype; they are kept by default.",
+            help="Turn 4-bit weights into plain weights of this dtype; by default they stay in 4 bits.",
             show_default=False,
         ),
     ] = None,
@@ -162,7 +164,7 @@ def convert(
             show_default=False,
         ),
     ] = None,
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")] = False,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Short for --verify none.")] = False,
     revision: Revision = None,
     subfolder: Subfolder = None,
     variant: Variant = None,
@@ -224,7 +226,7 @@ def inspect(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="With --html: show this text going through the model.", show_default=False),
+        typer.Option(metavar="TEXT", help="With --html: show this text passing through the model.", show_default=False),
     ] = None,
     compare: Annotated[
         str | None,
@@ -317,7 +319,7 @@ def verify(
 def upgrade(
     repo: Annotated[str, typer.Argument(metavar="REPO", help="The folder of a repo.", show_default=False)],
 ) -> None:
-    """Rewrite the code, config and card of an older repo as this release writes them; its weights stay."""
+    """Bring the code, config and card of an older repo up to this release; the weights stay as they are."""
     from .trust import run_upgrade
 
     run_upgrade(repo)
@@ -328,7 +330,7 @@ def upgrade(
 def chat(
     src: Source,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token, no sampling.")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token; no sampling.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens in an answer.")] = 512,
     dtype: Dtype = None,
     revision: Revision = None,
@@ -336,7 +338,7 @@ def chat(
     variant: Variant = None,
     local_files_only: LocalFilesOnly = False,
 ) -> None:
-    """Talk to a model, official or ours: type a line and watch the answer, by its chat template if it has one."""
+    """Talk to a model, official or ours. Lines are formatted by its chat template if it has one."""
     from .text import run_chat
 
     reading = reading_of(revision, subfolder, variant, local_files_only)
@@ -369,14 +371,14 @@ def evaluate(
     variant: Variant = None,
     local_files_only: LocalFilesOnly = False,
 ) -> None:
-    """Perplexity and bits per byte of a causal language model, official or ours, on text files; or its scores in tasks.
+    """Measure a causal language model, official or ours: perplexity and bits per byte on text files, or lm-eval tasks.
 
     Tasks need lm-eval (pip install lm-eval), which fetches their questions from the Hub.
     """
     from .text import run_eval, run_tasks
 
     if bool(files) == bool(tasks):
-        raise typer.BadParameter("give text files, or tasks with --tasks")
+        raise typer.BadParameter("name text files, or tasks with --tasks")
     if limit is not None and not tasks:
         raise typer.BadParameter("--limit is for --tasks: leave it out, or add those")
     reading = reading_of(revision, subfolder, variant, local_files_only)
@@ -398,7 +400,7 @@ app.command(
 def demo(
     output: Annotated[Path, typer.Option(help="The folder to make.")] = Path("blockformer-demo"),
     minutes: Annotated[float, typer.Option(min=0.01, help="Train at most this long.")] = 2.0,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and 40 steps, to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and 200 steps, to see that it works.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into OUTPUT even if the demo did not make it.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the text's order.")] = 0,
 ) -> None:

@@ -17,16 +17,18 @@ def doctor(
         str | None,
         typer.Option(
             metavar="OFFICIAL",
-            help="The checkpoint it was made of: compare weights, config and tokenizer; merge an adapter into it.",
+            help="The base model: compare weights, config and tokenizer with it; merge an adapter into it.",
             show_default=False,
         ),
     ] = None,
     mend: Annotated[
         str | None,
-        typer.Option(metavar="OUT", help="Write a whole checkpoint in the released layout.", show_default=False),
+        typer.Option(metavar="OUT", help="Write a complete checkpoint in the released layout.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Names, shapes and settings only; read no numbers.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check names, shapes and settings only, not the values.")
+    ] = False,
     family: Annotated[
         str | None, typer.Option(help="The official family; detected by default.", show_default=False)
     ] = None,
@@ -51,16 +53,22 @@ def doctor(
     qkv: Annotated[
         str | None,
         typer.Option(
-            metavar="ORDER", help="Rows of a joined matrix of an attention: stacked or by-head.", show_default=False
+            metavar="ORDER",
+            help="Order of rows in a joined query, key and value matrix: stacked or by-head.",
+            show_default=False,
         ),
     ] = None,
     gate_up: Annotated[
         str | None,
-        typer.Option(metavar="ORDER", help="Rows of joined projections: gate-first or up-first.", show_default=False),
+        typer.Option(
+            metavar="ORDER",
+            help="Order of rows in joined gate and up projections: gate-first or up-first.",
+            show_default=False,
+        ),
     ] = None,
     lora_scale: Annotated[
         float | None,
-        typer.Option(help="Merge an adapter that lies among the weights with this scale.", show_default=False),
+        typer.Option(help="Merge an adapter that is stored with the weights, with this scale.", show_default=False),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
@@ -70,7 +78,7 @@ def doctor(
         typer.Option(
             "--map",
             metavar="NAMES.json",
-            help="For weights of your own code: its names, and the names of a family that computes the same.",
+            help="For weights of your own code: a file that maps its names to those of a family.",
             show_default=False,
         ),
     ] = None,
@@ -78,7 +86,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Safetensors with input_ids and logits of your own code, which the mended model must compute.",
+            help="Safetensors with input_ids and logits of your own code, which the mended model must reproduce.",
             show_default=False,
         ),
     ] = None,
@@ -94,8 +102,9 @@ def doctor(
 ) -> None:
     """Find out what a checkpoint of any trainer is, what is wrong with it, and mend it.
 
-    Reads safetensors, pickles, distributed checkpoints, FSDP shards and adapters, and runs no code of them. Exit status
-    0: healthy, 1: an error, 3: warnings only.
+    Reads safetensors, pickles, distributed checkpoints, FSDP shards and adapters, and runs none of their code.
+
+    Exit status 0: healthy, 1: an error, 3: warnings only.
     """
     choices = {
         "family": family,

@@ -35,7 +35,7 @@ def run_page(
         check_model(compare)
     check_page(target, force)
     if text is not None and not text.strip():
-        raise ConversionError("--text is empty: give some words")
+        raise ConversionError("--text is empty: write some words")
     if text is not None and not Path(src).is_dir() and Path(src).suffix == ".json":
         raise ConversionError(f"--text needs weights, and {src} is only a config: name the folder of a model")
     from blockformer.page.making import page_of
@@ -78,9 +78,9 @@ def show(summary: "Summary", console: Console) -> None:
     for dtype, nbytes in summary.memory.items():
         line(f"weights in {dtype}: {nbytes:,} bytes ({format_size(nbytes)})")
     for dtype, nbytes in summary.cache.items():
-        line(f"cache in {dtype}: {nbytes:,} bytes a token ({format_size(nbytes)})")
+        line(f"cache in {dtype}: {nbytes:,} bytes per token ({format_size(nbytes)})")
     for dtype, nbytes in summary.state.items():
-        line(f"state in {dtype}: {nbytes:,} bytes a text of any length ({format_size(nbytes)})")
+        line(f"state in {dtype}: {nbytes:,} bytes per text of any length ({format_size(nbytes)})")
     if summary.sliding:
         layers, window = summary.config.num_hidden_layers, summary.config.sliding_window
         line(f"{summary.sliding} of {layers} layers keep the last {window:,} tokens only")

@@ -102,7 +102,7 @@ def show(experiment: "Experiment", runs: "list[Run]", console: "Console") -> Non
     """Print the configs and their sizes, before anything is trained."""
     from rich.table import Table
 
-    table = Table("config", "parameters", "FLOPs a token", "inner width", box=None, pad_edge=False)
+    table = Table("config", "parameters", "FLOPs per token", "inner width", box=None, pad_edge=False)
     for run in {run.group: run for run in runs}.values():
         inner = run.config.moe_intermediate_size if run.config.num_experts else run.config.intermediate_size
         table.add_row(run.group, f"{run.parameters:,}", f"{run.flops_per_token:,.0f}", f"{inner:,}")

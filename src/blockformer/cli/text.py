@@ -32,7 +32,7 @@ def load_writer(
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise ConversionError(f"{src}: {type(model).__name__} is not a causal language model")
     if model.config.bidirectional:
-        raise ConversionError(f"{src}: this decoder is bidirectional: it reads texts, and writes none")
+        raise ConversionError(f"{src}: this decoder is bidirectional, so it cannot generate text")
     return model, load_tokenizer(src, folder)
 
 

@@ -48,7 +48,7 @@ def main(repo: str, expected_file: str, prompt: str, max_new_tokens: str) -> Non
     if difference > 1e-5 * max(1.0, expected["logits"].abs().max().item()):
         raise SystemExit(f"the reloaded model's logits differ by {difference:.3g}")
     if hidden.shape != (*input_ids.shape, config.hidden_size):
-        raise SystemExit(f"AutoModel gave hidden states of shape {tuple(hidden.shape)}")
+        raise SystemExit(f"AutoModel returned hidden states of shape {tuple(hidden.shape)}")
     new_tokens = generated.shape[1] - input_ids.shape[1]
     again = model.generate(input_ids, do_sample=False, max_new_tokens=new_tokens, min_new_tokens=new_tokens)
     if not torch.equal(again, generated):

@@ -74,7 +74,7 @@ def convert_and_compare(repo: Path, official_folder: Path, expected: dict[str, t
     given = expectation(official, expected["input_ids"].flatten())
     difference = (given["logits"] - expected["logits"]).abs().max().item()
     if difference > TOLERANCE * max(1.0, expected["logits"].abs().max().item()):
-        raise RoundTripError(f"Qwen3ForCausalLM gives other logits: they differ by {difference:.3g}")
+        raise RoundTripError(f"Qwen3ForCausalLM computes other logits: they differ by {difference:.3g}")
     if not torch.equal(given["generated"], expected["generated"]):
-        raise RoundTripError("Qwen3ForCausalLM gives another greedy text")
+        raise RoundTripError("Qwen3ForCausalLM writes another greedy text")
     return difference

@@ -68,7 +68,7 @@ QUICK = Sizes(
     num_hidden_layers=2,
     head_dim=16,
     block_length=128,
-    max_steps=40,
+    max_steps=200,
     docstrings=100,
 )
 
@@ -153,6 +153,8 @@ def run_demo(output: Path, sizes: Sizes, seconds: float, seed: int, console: Con
         raise DemoError(f"training did not help: held-out loss {scores['trained model'].loss:.3f} nats per token")
     training_run.draw(outcome.curve, scores["unigram baseline"].loss, output / PICTURE)
     console.print(_score_table(scores))
+    if scores["trained model"].loss >= scores["unigram baseline"].loss:
+        console.print(f"  {outcome.steps} steps do not beat the unigram baseline; try a longer run (--minutes 10)")
 
     _step(console, 4, f"published as a self-contained repo: {output / MODEL}")
     expected = roundtrip.expectation(model, held_out_ids)

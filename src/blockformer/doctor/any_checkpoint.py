@@ -86,7 +86,7 @@ class AnyCheckpoint(Checkpoint):
                 Finding(
                     "key",
                     WARNING,
-                    f"the tensors lie under the key {shown(self.wrapper)} of a pickled file, where no class looks",
+                    f"the tensors are under the key {shown(self.wrapper)} of a pickled file, where no class looks",
                     "save only them: --mend writes them as safetensors",
                     is_mended=True,
                 )

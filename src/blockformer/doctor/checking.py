@@ -47,8 +47,8 @@ def compared_logits(folder: Path, path: str) -> str:
     bound = LARGEST if logits.dtype in (torch.float32, torch.float64) else LARGEST_IN_16_BITS
     if not difference <= bound:
         raise ConversionError(
-            f"{said}: it is not the same model. What shapes do not show: the order of rows in joined matrices and of "
-            "rotated pairs, positions and their base, the epsilon of norms, the activation, where norms stand"
+            f"{said}: it is not the same model. Check what shapes do not show: the order of rows in joined matrices "
+            "and of rotated pairs, positions and their base, the epsilon of norms, the activation, where norms are"
         )
     return said
 

@@ -146,7 +146,7 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
     kind = entries["architectures"][0]
     fix = f"--mend writes it as {kind}, which computes the same"
     found.findings += [*plain.findings, Finding("own-code", WARNING, said, fix, True)]
-    found.changes += [*plain.changes, f"written as {kind}, with a config.json made of its {code.key}"]
+    found.changes += [*plain.changes, f"written as {kind}, with a config.json made from its {code.key}"]
     return True
 
 

@@ -117,8 +117,8 @@ def _ask(settings: Settings, name: str, more: Collection[str] = ()) -> None:
     if absent:
         options = " ".join(f"--set {each}={ASKED.get(each, '8')}" for each in absent)
         raise ConversionError(
-            f"{name} saves no settings, and shapes do not show {', '.join(absent)}: put the config.json of the model "
-            f"that it was made of there, name that model with --against, or tell doctor, such as {options}"
+            f"{name} saves no settings, and shapes do not show {', '.join(absent)}: put the base model's config.json "
+            f"there, name the base model with --against, or set the values, such as {options}"
         )
     for each in ("num_attention_heads", *more):
         if type(settings[each]) is not int or settings[each] < 1:

@@ -58,7 +58,7 @@ def merged(
     """
     if not lora or checkpoint.kind == ADAPTER:
         return groups, [], []
-    where = "is not merged" if isinstance(checkpoint, WithAdapter) else "lies among the weights, not merged"
+    where = "is not merged" if isinstance(checkpoint, WithAdapter) else "is stored with the weights, not merged"
     said = f"an adapter of {len(lora)} matrices {where} ({shown(next(iter(lora)))})"
     scale = options.lora_scale
     if scale is None:

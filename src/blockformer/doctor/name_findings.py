@@ -73,7 +73,7 @@ def example(groups: list[Group]) -> str:
 def of_error(error: ConversionError) -> Finding:
     """A refusal of conversion, which names the fix itself."""
     if any(words in str(error) for words in NOT_BROKEN):
-        fix = "this is no fault of the checkpoint: Blockformer does not convert such a model"
+        fix = "the checkpoint is not at fault: Blockformer does not convert such models"
         return Finding("unsupported", WARNING, str(error), fix)
     kind = "config" if str(error).startswith("config.json") else "tensors"
     said, mark, fix = str(error).partition(". Write ")

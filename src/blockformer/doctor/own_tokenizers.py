@@ -49,7 +49,7 @@ def write_own_tokenizer(source: Path, target: Path, rows: int | None) -> list[st
         if rows is not None and size > rows:
             return [f"no tokenizer written: {name} has {size} tokens, and the embeddings have {rows} rows"]
         made.save_pretrained(target)
-        return [f"tokenizer.json made of {name}, {size} tokens"]
+        return [f"tokenizer.json made from {name}, {size} tokens"]
     return []
 
 
@@ -63,8 +63,8 @@ def _of_ranks(folder: Path) -> list[str]:
     if len(first) != 2 or not first[1].isdigit():
         return []
     return [
-        "tokenizer.model is a list of ranks for tiktoken, whose pattern and special tokens are only in code: take the "
-        "tokenizer.json of the model that it was made of"
+        "tokenizer.model is a list of ranks for tiktoken, whose pattern and special tokens are only in code: use the "
+        "tokenizer.json of its base model"
     ]
 
 

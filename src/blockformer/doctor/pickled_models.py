@@ -135,7 +135,7 @@ def _findings(loaded: Any, chosen: str) -> list[Finding]:
         return [Finding("module", WARNING, said, fix, True)]
     if chosen:
         keys = f"the key{'s' * ('.' in chosen)} {', '.join(map(shown, chosen.split('.')))}"
-        said = f"the tensors lie under {keys} of a pickled file, where no class looks"
+        said = f"the tensors are under {keys} of a pickled file, where no class looks"
         fix = "save only them: --mend writes them as safetensors"
     else:
         said = "the pickled file holds more than tensors"
@@ -162,7 +162,7 @@ def _without_names(loaded: Any) -> PickledModel | None:
         return PickledModel([], [Finding("no-weights", ERROR, said, "name the file with the model")])
     lists = [str(name) for name, each in loaded.items() if isinstance(each, list) and sum(map(_is_tensor, each))]
     if lists:
-        said = f"its tensors are a list under {shown(lists[0])}, without names, as an average of weights is kept"
+        said = f"its tensors are a list under {shown(lists[0])}, without names, as averages of weights often are"
         fix = "put them into the model with the code that made the file (copy_to), and save the model"
         return PickledModel([], [Finding("no-weights", ERROR, said, fix)])
     return None

@@ -59,7 +59,7 @@ def of_another_family(names: Collection[str], unknown: Collection[str], family: 
     if not fitting or family in fitting or not {*unknown} & {*plain}:
         return []
     said = f"config.json says {family}, and the tensors have the names of {', '.join(fitting[:4])}"
-    fix = "copy the config.json of the model that it was made of, or name that model with --against"
+    fix = "copy the config.json of its base model, or name the base model with --against"
     return [Finding("family", ERROR, said, fix, names=tuple(fitting))]
 
 

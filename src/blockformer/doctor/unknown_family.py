@@ -41,4 +41,4 @@ def _where_config_is(folder: Path) -> str:
     inner = sorted(path.parent for path in folder.glob("*/config.json"))
     if len(inner) == 1:
         return f"there is one in {shown(inner[0].name)}: copy it, or take it with --against {inner[0]}"
-    return "put the config.json of the model it was made of there, or name that model with --against"
+    return "put the config.json of its base model there, or name the base model with --against"

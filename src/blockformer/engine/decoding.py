@@ -107,7 +107,7 @@ class Decoding:
         others += [name for name in unknown if getattr(settings, name, None)]
         others += [name for name in COLLECTED if getattr(self._model.get_decoder().config, name, False)]
         if input_ids.device.type != self._device or not is_enabled() or input_ids.shape[1] == 0:
-            raise Uncompiled(f"fast ways are off, or the prompt is not on '{self._device}'")
+            raise Uncompiled(f"fast paths are off, or the prompt is not on '{self._device}'")
         if arguments or others:
             raise Uncompiled(f"{(*others, 'a positional argument')[0]} is given")
         if getattr(settings, "cache_implementation", None) not in (None, "static"):

@@ -25,18 +25,18 @@ _FAILED = "it could not be compiled: the log says why"
 _REPLACED = "they have other weights since they were packed: prepare_for_inference() packs these"
 # How the layers of a class multiply, and why not in a faster way.
 _PRODUCTS = {
-    nn.Linear: ("PyTorch's product", ""),
-    QuickLinear: ("the fastest product here for each number of rows", ""),
-    PackedLinear: ("oneDNN's product of a packed weight", ""),
+    nn.Linear: ("PyTorch's matmul", ""),
+    QuickLinear: ("the fastest matmul here for each number of rows", ""),
+    PackedLinear: ("oneDNN's matmul with a packed weight", ""),
     QuantizedLinear: ("4 bits, unpacked for each call", _PREPARE),
-    PreparedQuantizedLinear: ("4 bits, by PyTorch's 4-bit product for up to 32 rows", ""),
+    PreparedQuantizedLinear: ("4 bits, by PyTorch's 4-bit matmul for up to 32 rows", ""),
 }
 # What was measured, by the first words of a question to `is_measured`.
 _MEASURED = {
     "onednn": "oneDNN's product",
-    "in parts": "a product in parts",
+    "in parts": "a matmul in parts",
     "packed": "a packed weight",
-    "widened": "a product by way of float32",
+    "widened": "a matmul by way of float32",
     "packed 4 bits": "PyTorch's 4-bit product",
     "attention in blocks": "attention in blocks",
 }
@@ -184,7 +184,7 @@ def _writing(model) -> list[Part]:
     if steps._functions and not any(steps._functions.values()):
         return [Part("one more token", "plain PyTorch", _FAILED)]
     kinds = [_named(*kind) for kind, function in steps._functions.items() if function is not None]
-    way = f"compiled for {', '.join(kinds)}" if kinds else "compiled when a batch first asks for it"
+    way = f"compiled for {', '.join(kinds)}" if kinds else "compiled at the first batch that needs it"
     return [Part("one more token", way)]
 
 
@@ -209,7 +209,7 @@ def _products(model) -> list[Part]:
     layers[PackedLinear] = [layer for layer in layers[PackedLinear] if layer.is_packed]
     parts = []
     if replaced:
-        parts.append(Part(_layers_with_weights(replaced), "PyTorch's product", _REPLACED))
+        parts.append(Part(_layers_with_weights(replaced), "PyTorch's matmul", _REPLACED))
     for kind, modules in layers.items():
         if modules:
             name = _layers_with_weights(modules)

@@ -276,7 +276,7 @@ def _remove(folder: Path, states: States | None = None) -> None:
 def _check_apart(target: Path, source: Path) -> None:
     """Refuse a target whose replacement would change the source, whatever names the two are given."""
     if _identity(source) in _lineage(target):
-        raise ConversionError(f"{target}: is the source {source}, or lies in it; name another folder")
+        raise ConversionError(f"{target}: is the source {source}, or is inside it; name another folder")
     if target.exists():
         if _identity(target) in _lineage(source):
             raise ConversionError(f"{target}: holds the source {source}; name another folder")

@@ -29,6 +29,11 @@ DEPTH, MOST_FOLDERS = 3, 500
 """How deep the folders lie that are looked at for a model, and how many of them are."""
 OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
 JOIN = "blockformer doctor {folder} --mend NEW writes a plain checkpoint of it"
+GGUF_REMEDY = (
+    "make plain weights of it with transformers and the package gguf: model = AutoModelForCausalLM.from_pretrained("
+    "'{folder}', gguf_file='{name}'), model.hf_quantizer = None, del model.config.quantization_config, "
+    "model.save_pretrained(NEW); the tokenizer likewise with AutoTokenizer"
+)
 
 ZERO_REMEDY = (
     "join them with DeepSpeed's own program: python -m deepspeed.utils.zero_to_fp32 {folder} NEW --safe_serialization "
@@ -102,12 +107,14 @@ CONTAINERS = (
     Container(
         "onnx", ("onnx", "model.onnx"), "this is a model for ONNX", "name the checkpoint that it was exported from"
     ),
-    Container("mlx", ("weights.npz",), "these are weights for MLX", "name the checkpoint that they were made of"),
+    Container(
+        "mlx", ("weights.npz",), "these are weights for MLX", "name the checkpoint that they were converted from"
+    ),
     Container(
         "orbax",
         ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process"),
         "this is a checkpoint of Orbax, for JAX",
-        "name the checkpoint that it was made of, or save it in transformers' layout with the code that trains it",
+        "name the checkpoint that it was converted from, or save it in transformers' layout with its training code",
     ),
     Container(
         "nemo",
@@ -120,8 +127,7 @@ CONTAINERS = (
         "gguf",
         (),
         "this is a GGUF file for llama.cpp",
-        "transformers makes plain weights of it: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE), "
-        "then save_pretrained",
+        GGUF_REMEDY,
         ends=(".gguf",),
     ),
     Container(
@@ -202,7 +208,7 @@ def _with_config(folder: Path, name: str) -> str:
 def _inner_model(folder: Path, inner: list[str]) -> tuple[str, str]:
     if inner[-1].rpartition("/")[2].startswith(UNSAVED):
         return f"the run ended while it saved {shown(inner[-1])}", "take a checkpoint from before"
-    return f"the model lies in the subfolder{'s' * (len(inner) > 1)} {_listed(inner)}", f"name {folder / inner[-1]}"
+    return f"the model is in the subfolder{'s' * (len(inner) > 1)} {_listed(inner)}", f"name {folder / inner[-1]}"
 
 
 UNSAVED = "tmp-"
@@ -273,7 +279,7 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
         config = {}
     if any(os.path.lexists(folder / name) for pair in WEIGHTS for name in pair):
         return (
-            "an adapter (adapter_config.json, adapter_model) lies next to whole weights, and from_pretrained of "
+            "an adapter (adapter_config.json, adapter_model) is next to whole weights, and from_pretrained of "
             "transformers then loads the adapter's base model in place of them",
             "if the weights are the merged ones, move the adapter's files away; if they are the base, merge the "
             "adapter with merge_and_unload() of PEFT",

@@ -199,7 +199,7 @@ def of_a_wrapper(names: Iterable[str]) -> str | None:
         first = next((name for name in known if ".base_layer." in name), known[0])
         return (
             f"no tensor name matches: {shown(first)} is a name in a model that PEFT has adapted; save the model that "
-            "its merge_and_unload() gives"
+            "its merge_and_unload() returns"
         )
     found = {name: part for name in known for part in name.split(".")[:-1] if part in WRAPPERS}
     if not found and known and all(name.startswith(f"{PARALLEL}.") for name in known):
@@ -210,6 +210,6 @@ def of_a_wrapper(names: Iterable[str]) -> str | None:
     source = WRAPPERS.get(part, "DistributedDataParallel or DeepSpeed")
     return (
         f"no tensor name matches: {shown(first)} and {len(found) - 1} others would without the prefix {part + '.'!r} "
-        f"of {source}; save the model in it (unwrap_model of accelerate gives it), or take it out of the names, as "
+        f"of {source}; save the model in it (accelerate's unwrap_model returns it), or take it out of the names, as "
         "blockformer doctor FOLDER --mend NEW does"
     )

@@ -45,7 +45,7 @@ def packed_by_mlx(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | None:
     packed = [stem for stem in stems if {f"{stem}scales", f"{stem}biases"} <= {*tensors}]
     if not packed:
         return None
-    fix = "make plain ones with mlx_lm.convert --dequantize, or take the checkpoint that it was made of"
+    fix = "make plain ones with mlx_lm.convert --dequantize, or take the checkpoint that it was converted from"
     return f"MLX has packed {len(packed)} of the weights in few bits ({shown(packed[0] + 'weight')})", fix
 
 

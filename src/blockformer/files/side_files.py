@@ -245,7 +245,9 @@ def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) ->
         result.stored.append(TOKENIZER_CONFIG)
     if tokenizer is not None and make_fast(tokenizer, checkpoint.folder, target):
         result.written[MADE] = digest(target / MADE)
-        result.notes.append("tokenizer.json was made of the SentencePiece file, so that it loads without sentencepiece")
+        result.notes.append(
+            "tokenizer.json was made from the SentencePiece file, so that it loads without sentencepiece"
+        )
 
 
 def carry_pickle(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles) -> None:

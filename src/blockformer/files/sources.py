@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
+from .containers import GGUF_REMEDY
 from .errors import ConversionError, shown
 from .json_files import read_json_value
 from .model_place import folder_of_model, laid_flat
@@ -189,12 +190,7 @@ def _check_format(source: str, names: Iterable[str], weights: bool, wanted: Iter
 
 
 def _plain_from(folder: str, file: str) -> str:
-    return (
-        "conversion reads safetensors and PyTorch files. transformers makes plain weights of it, with the package gguf "
-        f"installed: model = AutoModelForCausalLM.from_pretrained({shown(folder)}, gguf_file={shown(file)}), "
-        "model.hf_quantizer = None, del model.config.quantization_config, model.save_pretrained(NEW); the tokenizer "
-        "likewise with AutoTokenizer; then convert NEW"
-    )
+    return f"{GGUF_REMEDY.format(folder=folder, name=file)}; then convert NEW"
 
 
 def inner_name(subfolder: str | PathLike[str] | None) -> str:

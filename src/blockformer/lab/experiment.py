@@ -121,7 +121,7 @@ class Experiment:
         kept = {field: value for field, value in given.items() if field not in gone}
         made = preset(name, **{**kept, **settings})
         if not isinstance(made, BlockformerDecoderConfig):
-            raise ValueError(f"'{name}' is no decoder, and the lab trains models that predict the next token.")
+            raise ValueError(f"'{name}' is not a decoder, and the lab trains models that predict the next token.")
         return made
 
     def runs(self, widths: tuple[int, ...] = ()) -> list[Run]:

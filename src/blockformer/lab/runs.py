@@ -121,7 +121,7 @@ def _alone(scratch: Path, is_sharded: bool) -> Iterator[bool]:
             return
         except OSError as error:
             if not is_sharded:
-                fix = "give each process a --shard of its own"
+                fix = "give each process its own --shard"
                 raise LabError(f"no file can be locked in {scratch.parent} ({error}): {fix}") from None
         yield True
 

@@ -80,7 +80,7 @@ def _compared(box: Box, other: Box, ours: Facts, theirs: Facts, name: str) -> li
     if box.mask != other.mask:
         lines.append(f"A token looks {_SIGHT[box.mask]}, in {name} {_SIGHT[other.mask]}.")
     if box.heads and other.heads and (box.heads[0] == box.heads[1]) != (other.heads[0] == other.heads[1]):
-        share = "Query heads share key/value heads", "Each query head has a key/value head of its own"
+        share = "Query heads share key/value heads", "Each query head has its own key/value head"
         lines.append(f"{share[box.heads[0] == box.heads[1]]} (num_key_value_heads), unlike in {name}.")
     if bool(box.experts) != bool(other.experts):
         what = ("one network for all tokens", "experts, of which a token passes through some")
