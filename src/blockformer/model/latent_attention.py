@@ -56,7 +56,12 @@ class LatentFields(RotaryFields, AttentionFields):
     @property
     def qk_head_dim(self) -> int | None:
         """The size of queries and keys; the library takes a config with it for one with latent vectors."""
-        return self.head_dim if self.kv_lora_rank else None
+        return self.head_dim if self.kv_lora_rank else super().qk_head_dim
+
+    @property
+    def attention_kind(self) -> str:
+        """See `BlockformerConfig.attention_kind`."""
+        return "latent" if self.kv_lora_rank else super().attention_kind  # type: ignore[misc]
 
 
 class LatentAttention(Attention):
@@ -85,7 +90,7 @@ class LatentAttention(Attention):
         self.q_proj = nn.Linear(config.q_lora_rank or width, heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(heads * config.v_head_dim, width, config.attention_output_bias)
 
-    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs):
+    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs, earlier=None):
         """States [B, T, C] -> what `with_heads` gives. A cache keeps what it is given, one head of keys and values."""
         latents = self.kv_a_norm(self.kv_a_proj(hidden_states))[:, None]
         shared = rotate(self.k_rope_proj(hidden_states)[:, None], *position_embeddings)
