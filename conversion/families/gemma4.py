@@ -104,8 +104,8 @@ def _read_inputs(official):
     size, rows = config.hidden_size_per_layer_input, config.vocab_size_per_layer_input
     if size and rows != config.vocab_size:
         raise ConversionError(
-            f"config.json: vocab_size_per_layer_input is {shown(rows)} and vocab_size {config.vocab_size}; ours has one "
-            "vocabulary for both tables, so run this model with transformers"
+            f"config.json: vocab_size_per_layer_input is {shown(rows)} and vocab_size {config.vocab_size}; ours has "
+            "one vocabulary for both tables, so run this model with transformers"
         )
     return {"hidden_size_per_layer_input": size or None}
 
@@ -140,7 +140,7 @@ class SharingNames(DecoderNames):
         """See `Names.layout`. What layers with shared keys hold of others is kept for the way back."""
         table, root = super().layout(variant, config), self.head(variant).root
         layers = range(config.num_hidden_layers - config.num_shared_kv_layers, config.num_hidden_layers)
-        unread = [f"{root}layers.{layer}.{name}.{kind}" for layer in layers for name in OWN for kind in ("weight", "bias")]
+        unread = [f"{root}layers.{layer}.{rule.source}" for layer in layers for rule in module_rules(OWN)]
         return RuleTable(table.rules, [*table.ignored, *unread], table.layers)
 
 

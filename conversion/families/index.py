@@ -13,7 +13,8 @@ ONE_STACK = (
 """The decoders of encoder-decoders, whose `model_type` they have."""
 NAMES: tuple[str, ...] = (
     *("qwen3", "qwen2", "llama", "mistral"),
-    *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "gemma4_text", "vaultgemma", "granite"),
+    *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
+    "gemma4_text",
     *("ministral", "ministral3", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4"),
     *("cohere", "cohere2"),
     *("starcoder2", "nemotron", "jais2", "stablelm", "ernie4_5", "hyperclovax", "internlm3", "iquestcoder"),

@@ -16,8 +16,14 @@ from .model.multi_token import MultiTokenFields
 from .model.positions import LEARNED, RELATIVE_BIAS, SINUSOIDAL
 from .model.relative_bias import RelativeBiasFields
 
-_OFF_BY_NONE = (*BLOCKS, "num_hidden_groups", "token_embedding_size", "query_growth", "frequency_dtype",
-    *("attention_by_type", "num_shared_kv_layers", "hidden_size_per_layer_input", "intermediate_sizes"))
+_OFF_BY_NONE = (
+    *BLOCKS,
+    "num_hidden_groups",
+    "token_embedding_size",
+    "query_growth",
+    "frequency_dtype",
+    *("attention_by_type", "num_shared_kv_layers", "hidden_size_per_layer_input", "intermediate_sizes"),
+)
 NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     *(((name,), name, ()) for name in _OFF_BY_NONE),
     (axes(ExpertsFields), "num_experts", ()),

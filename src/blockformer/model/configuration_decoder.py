@@ -59,7 +59,9 @@ class BlockformerDecoderConfig(
     intermediate_sizes: list | None = axis(
         None, "a list", "feed-forward", "inner width of the network of each layer; None: intermediate_size"
     )
-    layer_scale: bool = flag(False, "feed-forward", "a stored number, which does not learn, multiplies a layer's result")
+    layer_scale: bool = flag(
+        False, "feed-forward", "a stored number, which does not learn, multiplies a layer's result"
+    )
     bidirectional: bool = flag(False, "attention", "a token sees later ones too; then the decoder writes no text")
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",

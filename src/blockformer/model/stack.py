@@ -179,8 +179,8 @@ class Stack(BlockformerPreTrainedModel):
         # Each layer gets its own by position.
         layer_inputs = layer_inputs._replace(masks={}, distances=None, token_inputs=None)
         for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
-            given = (encoder_hidden_states, masks[layer.layer_type], distances)
-            given = given if vectors is None else (*given, vectors[:, :, layer.layer_idx])
+            own = () if vectors is None else (vectors[:, :, layer.layer_idx],)
+            given = (encoder_hidden_states, masks[layer.layer_type], distances, *own)
             for _ in range(self.passes):
                 hidden_states = layer(hidden_states, *given, layer_inputs=layer_inputs, **named)
         return hidden_states

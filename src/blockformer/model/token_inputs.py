@@ -26,13 +26,13 @@ class TokenInputFields(Part):
     )
 
     def check(self):
-        """They are for a decoder's usual layers, which all end with a feed-forward network."""
+        """They are for a decoder's usual layers."""
         if self.hidden_size_per_layer_input is None:
             return
         what = f"hidden_size_per_layer_input={self.hidden_size_per_layer_input}"
         wrong = [name for name in _EXCLUDED if getattr(self, name)]
         wrong += ["residual"] * (self.residual in BLOCKS["residual"])
-        wrong += ["mlp_layers"] * (self.mlp_layers is not None)
+        wrong += ["layer_types"] * (not BLOCKS["layer_types"].keys().isdisjoint(self.layer_types))
         if wrong:
             value = getattr(self, wrong[0])
             raise ValueError(f"{what} is not supported with {wrong[0]}={value!r}: leave one of the two out.")

@@ -16,7 +16,7 @@ from .rotary import RotaryFields
 
 VARIED = ("attention_by_type", "num_shared_kv_layers", "value_norm")
 _SIZES = ("head_dim", "num_key_value_heads")
-_EXCLUDED = (  # nothing that is tested has both
+WITHOUT_VARIED = (  # nothing that is tested has both
     *("attention_type", "kv_lora_rank", "pruned_heads", "linear_bits", "add_cross_attention", "clip_qkv"),
     *("attention_sinks", "attention_gate", "query_growth", "bidirectional", "num_nextn_predict_layers"),
 )
@@ -40,7 +40,7 @@ class VariedFields(RotaryFields, AttentionFields):
         if not named:
             return
         what = f"{named[0]}={getattr(self, named[0])!r}"
-        wrong = [name for name in _EXCLUDED if getattr(self, name)]
+        wrong = [name for name in WITHOUT_VARIED if getattr(self, name)]
         wrong += ["qk_norm"] * (self.qk_norm not in (False, True))
         wrong += ["layer_types"] * (not BLOCKS["layer_types"].keys().isdisjoint(self.layer_types))
         if wrong:
@@ -72,8 +72,9 @@ class VariedFields(RotaryFields, AttentionFields):
     def _check_shared(self) -> None:
         if not (shared := self.num_shared_kv_layers):
             return
-        own = self.layer_types[: max(self.num_hidden_layers - shared, 0)]
-        if lacking := sorted(set(self.layer_types) - set(own)):
+        types: list = self.layer_types  # type: ignore[assignment]  # filled by now
+        own = types[: max(self.num_hidden_layers - shared, 0)]
+        if lacking := sorted(set(types) - set(own)):
             what = f"num_shared_kv_layers={shared} leaves no layer of '{lacking[0]}' that makes keys"
             raise ValueError(f"{what}: make it smaller, or add one before the last {shared} layers.")
 
@@ -89,7 +90,9 @@ class VariedFields(RotaryFields, AttentionFields):
         sizes = {self.head_dim_of(kind) for kind in self.layer_types}
         if "rope_type" in rope and len(sizes) > 1:
             fix = "give rope_parameters a dict for each layer type"
-            raise ValueError(f"attention_by_type has heads of several sizes, which turn by different frequencies: {fix}.")
+            raise ValueError(
+                f"attention_by_type has heads of several sizes, which turn by different frequencies: {fix}."
+            )
 
     @property
     def attention_kind(self) -> str:
@@ -135,9 +138,17 @@ class VariedAttention(Attention):
         """As in the usual attention, without what other parts serve for."""
         super().add_projections(config, is_causal)
         if self._reads:
-            self.cached_numbers, self.k_proj, self.k_norm = 0, None, None
-        if self._reads or self._keys_as_values:
-            self.v_proj = None
+            self.cached_numbers = 0
+        unused = ["k_proj", "k_norm"] * self._reads + ["v_proj"] * (self._reads or self._keys_as_values)
+        for name in unused:
+            setattr(self, name, None)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is special of this layer, in a few words for figures."""
+        words = ["keys and values of an earlier layer"] if self._reads else []
+        words += ["values are the keys"] if self._keys_as_values and not self._reads else []
+        return (*words, *(["value norm"] if self.value_eps is not None and not self._reads else []))
 
     def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs, earlier=None):
         """Queries [B, H, T, D], keys and values [B, K, S, D] of these states, or an earlier layer's keys and values."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from ..model.axes import BLOCKS
 from ..model.positions import RELATIVE_BIAS, SINUSOIDAL
-from ..model.rotary import rotary_size
 from .canvas import TIMES
 
 _POSITIONS = {
@@ -70,7 +69,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
     """Sizes and specialities of an attention."""
     config, count = module.config, len(module.heads)
     kinds = count // module.num_key_value_groups
-    size = f"{count} heads of {config.head_dim}"
+    size = f"{count} heads of {module.head_dim}"
     if kinds < count:
         size += f", {kinds} key/value head{'s' * (kinds > 1)}"
     chips: list[str] = []
@@ -90,9 +89,11 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
             chips.append("content · distance")
         elif config.position_type == "none":
             chips.append("no positions")
-    if not module.projects_states:
+    if config.attention_kind == "latent":
         chips.append(f"latent keys and values, {config.kv_lora_rank:,}")
         chips += [f"latent queries, {config.q_lora_rank:,}"] if config.q_lora_rank else []
+    if config.attention_kind == "varied":
+        chips += module.words
     if module.sliding_window:
         chips.append(f"window {config.sliding_window:,}" if module.is_causal else f"window ± {config.sliding_window:,}")
     if config.qk_norm:
@@ -117,7 +118,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
 def _rotary(config, layer_type: str) -> str:
     rope = config.rope_parameters
     rope = rope if "rope_type" in rope else rope[layer_type]
-    share = rotary_size(rope, config.head_dim) / config.head_dim
+    share = rope.get("partial_rotary_factor", 1.0)
     words = "rotary" if share == 1 else f"rotary on {share:.0%}"
     words = words if rope["rope_type"] == "default" else f"{words}, {rope['rope_type']}"
     return words if getattr(config, "query_growth", None) is None else f"{words}, queries grow"
