@@ -91,6 +91,8 @@ def model_of(row, usual, head=None, **more):
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn_like(buffer) * 0.2)
+        if buffer_name.endswith("layer_scalar"):
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
     return model
 
 

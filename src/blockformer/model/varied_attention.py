@@ -105,6 +105,12 @@ class VariedFields(RotaryFields, AttentionFields):
         return (self.attention_by_type or {}).get(layer_type, {}).get("head_dim", self.head_dim)
 
     @property
+    def kv_sharing_modes(self) -> list | None:
+        """Which layers a cache keeps nothing for. The library asks for it, from 5.23 on."""
+        shared = self.num_shared_kv_layers
+        return [None] * (self.num_hidden_layers - shared) + ["reuse"] * shared if shared else None
+
+    @property
     def qk_head_dim(self) -> int | None:
         """See `AttentionFields.qk_head_dim`: a static cache takes the sizes from the keys, layer by layer."""
         usual = super().qk_head_dim
