@@ -51,9 +51,8 @@ MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 FORMER_TYPES = {"new": "gte"}
 """`model_type` of checkpoints that came with code of their own -> the family that reads them."""
 _PER_LAYER = (
-    "each of its layers mixes in a projection of the token vectors that all layers share (per-layer embeddings) and "
-    "scales its result, values are normed, and layers without a window have heads of another number and size; no block "
-    "here does that, so run the model with transformers or sentence-transformers"
+    "its per-layer embeddings are only a projection of the first layer's input, without a table, and its tokens see "
+    "later ones; those here have a table and look back, so run the model with transformers or sentence-transformers"
 )
 _BOTH_AT_ONCE = (
     "each of its layers adds attention and a state space that read the same states, each with factors of its own; a "
