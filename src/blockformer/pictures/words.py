@@ -148,13 +148,19 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
     return f"{width:,} → {inner:,} → {width:,}", tuple(chips), None
 
 
+def token_input_words(module: Any) -> tuple[str, tuple[str, ...]]:
+    """Sizes and specialities of a layer's use of a vector of the token."""
+    width, inner = module.input_gate.in_features, module.input_gate.out_features
+    return f"{width:,} → {inner:,} → {width:,}", (f"{TIMES} its vector", "norm")
+
+
 def _network(kind: type) -> str:
     """What a layer's feed-forward network is, of its class."""
     return "no network" if kind is type(None) else "experts" if kind.__name__.startswith("Sparse") else "dense"
 
 
 def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]) -> list[str]:
-    """What sets each kind of layers apart: of its type, whether it rotates, its feed-forward, heads and norms."""
+    """What sets each kind of layers apart: of its type, whether it rotates, network, heads, keys and norms."""
     types = {
         "full_attention": "full attention",
         "sliding_attention": f"window of {config.sliding_window or 0:,} tokens",
@@ -165,6 +171,8 @@ def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]
         ["rotary" if kind[1] else "no positions" for kind in kinds],
         [_network(kind[2]) for kind in kinds],
         [f"{kind[3]} heads" for kind in kinds],
+        ["keys of an earlier layer" if kind[4] else "" for kind in kinds],
+        [f"{kind[5]:,} wide" if kind[5] else "" for kind in kinds],
         ["" if "self_attn_pre_norm" in each else "no first norm" for each in names],
     ]
     varying = [aspect for aspect in aspects if len(set(aspect)) > 1]
