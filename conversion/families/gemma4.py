@@ -29,9 +29,9 @@ OUTER_INPUTS = {
     "per_layer_projection_norm": "token_inputs.norm",
 }
 LAYER_INPUTS = {
-    "per_layer_input_gate": "token_input.input_gate",
-    "per_layer_projection": "token_input.projection",
-    "post_per_layer_input_norm": "token_input.norm",
+    "per_layer_input_gate": "end.input_gate",
+    "per_layer_projection": "end.projection",
+    "post_per_layer_input_norm": "end.norm",
 }
 HEADS = ("head_dim", "num_key_value_heads")
 GLOBAL = dict(zip(HEADS, ("global_head_dim", "num_global_key_value_heads"), strict=True))
@@ -213,7 +213,7 @@ GEMMA4 = Family(
             **LAYER_INPUTS,
         },
         outer={**OUTER, **OUTER_INPUTS},
-        more_rules=lambda config: [Rule("layer_scalar", "scale")],
+        more_rules=lambda config: [Rule("layer_scalar", "end.scale")],
     ),
     settings=DecoderSettings(
         usual=fields_without("hidden_act", "num_key_value_heads"),

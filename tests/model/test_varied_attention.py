@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_refused(case):
 def test_neutral_settings_are_as_good_as_none():
     config = config_of(attention_by_type={}, intermediate_sizes=[48] * 4, rope_parameters=ROPE, num_shared_kv_layers=0)
     assert (config.attention_by_type, config.intermediate_sizes) == (None, None)
-    assert config_of(attention_by_type=None, value_norm=False, num_shared_kv_layers=0).attention_kind == "rotary"
+    assert config_of(attention_by_type=None, value_norm=False, num_shared_kv_layers=0).is_varied is False
 
 
 def test_a_repo_says_it_again(tmp_path):
@@ -170,9 +170,8 @@ def test_vectors_of_tokens_by_hand():
     wanted = (part.norm(projected) + part.embed_tokens(ids).view(1, 3, 4, 6) * 6**0.5) / 2**0.5
     assert_close(part(ids, states), wanted)
     layer, vectors = model.layers[2], wanted[:, :, 2]
-    gated = layer.token_input.act_fn(layer.token_input.input_gate(states)) * vectors
-    output = (states + layer.token_input.norm(layer.token_input.projection(gated))) * layer.scale
-    assert_close(layer.ended(states, vectors), output)
+    gated = layer.end.act_fn(layer.end.input_gate(states)) * vectors
+    assert_close(layer.end(states, vectors), (states + layer.end.norm(layer.end.projection(gated))) * layer.end.scale)
 
 
 @pytest.mark.parametrize("more", [{}, MORE], ids=["varied", "with vectors"])
@@ -224,7 +223,7 @@ def test_the_factor_of_a_layer_does_not_learn():
     model = model_of(**MORE)
     assert not any(name.endswith(".scale") for name, _ in model.named_parameters())
     assert {name for name in model.state_dict() if name.endswith(".scale")}
-    assert torch.equal(blockformer.BlockformerDecoderModel(config_of(**MORE)).layers[0].scale, torch.ones(1))
+    assert torch.equal(blockformer.BlockformerDecoderModel(config_of(**MORE)).layers[0].end.scale, torch.ones(1))
 
 
 def test_new_tokens_get_rows_for_all_layers():

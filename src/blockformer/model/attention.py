@@ -177,16 +177,11 @@ class AttentionFields(Part):
         """The size of a head in the layers of a type."""
         return self.head_dim  # type: ignore[return-value]  # filled by now
 
-    @property
-    def qk_head_dim(self) -> int | None:
-        """None: a static cache may take `head_dim` for all keys. The library asks for it."""
-        return None
-
     def share_out(self, plan, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         # Whole in each process: norms of all heads, sinks, layers of any width, and keys that heads or layers share.
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
-        if is_whole or self.num_key_value_heads == 1 or self.attention_kind in ("latent", "varied"):
+        if is_whole or self.num_key_value_heads == 1 or self.kv_lora_rank or self.is_varied:
             return
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+import torch
+
 from .attention import Attention
 from .axes import BLOCKS, blocks_of
-from .layer import leave, read
 from .positions import POSITION_TYPES
 
-__all__ = ["Block", "block", "leave", "read"]
 ENTRY = "with_blocks.py"
 # Settings that nothing reads next to a block of an axis, and the values that say nothing.
 _IDLE: dict[str, dict[str, Collection]] = {
@@ -144,6 +144,24 @@ class Block:
         files = sorted({name for each in blocks_of(config) for name in each.digests})
         source = Path(sys.modules[type(config).__module__].__file__).read_text("utf-8")  # type: ignore[arg-type]
         (folder / ENTRY).write_bytes(entry(files, config.auto_classes, source).encode())
+
+
+def leave(earlier, name: str, tensor) -> None:
+    """Keep a tensor for later layers of the same forward; `earlier` is what the attention's `before_cache` gets."""
+    setattr(earlier, name, (tensor, torch.is_grad_enabled()))
+
+
+def read(earlier, name: str):
+    """A tensor that an earlier layer of the same forward has left.
+
+    Raises:
+        ValueError: reentrant checkpointing would lose its gradients.
+    """
+    tensor, has_gradients = getattr(earlier, name)
+    if torch.is_grad_enabled() and not has_gradients:
+        fix = "leave out use_reentrant=True, or set gradient_checkpointing_kwargs={'use_reentrant': False}"
+        raise ValueError(f"use_reentrant=True loses the gradients of '{name}', which an earlier layer left: {fix}.")
+    return tensor
 
 
 def entry(files: list[str], auto_classes: dict[str, str], source: str) -> str:

@@ -68,15 +68,13 @@ class BlockformerConfig(
         "key_terms": dict.fromkeys(RELATIVE_KEYS, RelativeKeys),  # of the scores, by a layer's queries and keys
         "attention": {},  # where it is not the usual one
         "mlp": {"dense": FeedForward},  # by a layer's entry in `mlp_layer_types`
-        "token_inputs": (),  # of all layers, and a layer's part
     }
     if not TYPE_CHECKING:  # fields that every config is asked for, of one topology or of a part that may be left out
         kv_lora_rank = mlp_layer_types = num_experts = num_hidden_groups = token_embedding_size = v_head_dim = None
         linear_bits = mlp_layers = num_nextn_predict_layers = query_growth = rope_layers = rope_parameters = None
         token_dropout = hidden_size_per_layer_input = None
-        layer_scale = False
         router_aux_loss_coef = 0.0  # TRL takes a model without a 0 here for one with experts
-        relative_bias_per_layer = router_selection_bias = False
+        relative_bias_per_layer = router_selection_bias = layer_scale = is_varied = False
 
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")
@@ -209,11 +207,6 @@ class BlockformerConfig(
     def head_dropout(self) -> float:
         """The dropout before a classification head."""
         return self.hidden_dropout if self.classifier_dropout is None else self.classifier_dropout
-
-    @property
-    def attention_kind(self) -> str:
-        """What a layer's attention is told by: a key of `parts["attention"]`, or else the usual one serves."""
-        return self.position_type
 
     @property
     def token_size(self) -> int:

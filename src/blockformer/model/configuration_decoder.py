@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 from .alibi import Alibi
 from .awq_linear import LinearFields
-from .axes import BLOCKS, axis, flag, is_integer
+from .axes import BLOCKS, axis, flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields, SparseFeedForward
 from .latent_attention import LatentAttention, LatentFields
 from .multi_token import MultiTokenFields
-from .token_inputs import TokenInput, TokenInputFields, TokenInputs
+from .token_inputs import LayerEnd, TokenInputFields, TokenInputs
 from .varied_attention import VariedAttention, VariedFields
 
 if TYPE_CHECKING:
@@ -49,18 +49,12 @@ class BlockformerDecoderConfig(
     parts = BlockformerConfig.parts | {
         "biases": BlockformerConfig.parts["biases"] | {"alibi": Alibi},
         "attention": {"latent": LatentAttention, "varied": VariedAttention},
-        "token_inputs": (TokenInputs, TokenInput),
+        "token_inputs": (TokenInputs, LayerEnd),
         "mlp": BlockformerConfig.parts["mlp"] | {"sparse": SparseFeedForward},
     }
     is_decoder: bool = True
     token_embedding_size: int | None = axis(
         None, "a positive integer", "size", "width of token vectors and final states, projected to C and back, if any"
-    )
-    intermediate_sizes: list | None = axis(
-        None, "a list", "feed-forward", "inner width of the network of each layer; None: intermediate_size"
-    )
-    layer_scale: bool = flag(
-        False, "feed-forward", "a stored number, which does not learn, multiplies a layer's result"
     )
     bidirectional: bool = flag(False, "attention", "a token sees later ones too; then the decoder writes no text")
     auto_classes = {
@@ -76,33 +70,6 @@ class BlockformerDecoderConfig(
         """The config itself; for the decoder, by which the library makes caches, one with the library's layer types."""
         blocks = [BLOCKS["layer_types"].get(kind) for kind in self.layer_types or () if decoder and not encoder]
         return next((block.cls.in_library(self) for block in blocks if block), self)
-
-    def check(self):
-        """Networks of other widths are plain ones, and a layer's result is what the usual layer gives."""
-        sizes = self.intermediate_sizes
-        if self.layer_scale and self.residual in BLOCKS["residual"]:
-            fix = "leave one of the two out"
-            raise ValueError(f"layer_scale=True is not supported with residual={self.residual!r}: {fix}.")
-        if sizes is None:
-            return
-        if not isinstance(sizes, list) or [is_integer(size) and size > 0 for size in sizes] != (
-            [True] * self.num_hidden_layers
-        ):
-            many = f"each of the {self.num_hidden_layers} layers"
-            raise ValueError(f"intermediate_sizes must list a positive integer for {many}, not {sizes!r}.")
-        for name in ("num_experts", "mlp_type", "linear_bits", "num_nextn_predict_layers"):
-            if value := getattr(self, name):
-                fix = "leave one of the two out"
-                raise ValueError(f"intermediate_sizes is not supported with {name}={value!r}: {fix}.")
-        if len({*sizes, self.intermediate_size}) == 1:
-            self.intermediate_sizes = None
-
-    def inner_width_of(self, is_causal, layer_idx=None):
-        """See `FeedForwardFields.inner_width_of`."""
-        sizes = self.intermediate_sizes
-        if sizes is None or layer_idx is None:
-            return max([self.intermediate_size, *filter(is_integer, sizes or ())])
-        return sizes[layer_idx]
 
     def validate(self):
         """The library's check at saving, which knows its own layer types only; ours run when a config is made."""

@@ -56,12 +56,7 @@ class LatentFields(RotaryFields, AttentionFields):
     @property
     def qk_head_dim(self) -> int | None:
         """The size of queries and keys; the library takes a config with it for one with latent vectors."""
-        return self.head_dim if self.kv_lora_rank else super().qk_head_dim
-
-    @property
-    def attention_kind(self) -> str:
-        """See `BlockformerConfig.attention_kind`."""
-        return "latent" if self.kv_lora_rank else super().attention_kind  # type: ignore[misc]
+        return self.head_dim if self.kv_lora_rank else None
 
 
 class LatentAttention(Attention):

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn import functional as F
-from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention, layer_type_of
@@ -74,28 +72,10 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
 
 
 class Earlier:
-    """Tensors by name, which `leave` keeps and `read` gives. Of a dict, hooks would make copies."""
+    """Tensors by name, which `blocks.leave` keeps and `blocks.read` gives. Of a dict, hooks would make copies."""
 
     def __init__(self, input_ids):  # [B, T], which is there from the start; None where the stack got `inputs_embeds`
         self.input_ids = (input_ids, True)
-
-
-def leave(earlier, name: str, tensor) -> None:
-    """Keep a tensor for later layers of the same forward; `earlier` is what the attention's `before_cache` gets."""
-    setattr(earlier, name, (tensor, torch.is_grad_enabled()))
-
-
-def read(earlier, name: str):
-    """A tensor that an earlier layer of the same forward has left.
-
-    Raises:
-        ValueError: reentrant checkpointing would lose its gradients.
-    """
-    tensor, has_gradients = getattr(earlier, name)
-    if torch.is_grad_enabled() and not has_gradients:
-        fix = "leave out use_reentrant=True, or set gradient_checkpointing_kwargs={'use_reentrant': False}"
-        raise ValueError(f"use_reentrant=True loses the gradients of '{name}', which an earlier layer left: {fix}.")
-    return tensor
 
 
 class StackInputs(NamedTuple):
@@ -166,7 +146,8 @@ class Layer(GradientCheckpointingLayer):
         self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout, self.has_cross_attention = config.hidden_dropout, has_cross_attention
-        usual = config.parts["attention"].get(config.attention_kind, Attention)
+        kind = "latent" if config.kv_lora_rank else "varied" if config.is_varied else config.position_type
+        usual = config.parts["attention"].get(kind, Attention)
         usual = BLOCKS["attention_type"].get(config.attention_type, usual)
         self.self_attn = BLOCKS["layer_types"].get(self.layer_type, usual)(config, layer_idx, is_causal)
         if has_cross_attention:
@@ -175,9 +156,8 @@ class Layer(GradientCheckpointingLayer):
         usual = BLOCKS["mlp_type"].get(config.mlp_type, usual)
         has_mlp = config.mlp_layers is None or config.mlp_layers[layer_idx]
         self.mlp: Any = usual(config, config.inner_width_of(is_causal, layer_idx)) if has_mlp else None
-        takes_tokens = config.parts["token_inputs"][1] if config.hidden_size_per_layer_input else None
-        self.token_input: Any = takes_tokens(config) if takes_tokens else None
-        self.scale = nn.Buffer(torch.ones(1)) if config.layer_scale else None
+        has_end = config.hidden_size_per_layer_input or config.layer_scale
+        self.end: Any = config.parts["token_inputs"][1](config) if has_end else None
         placement = getattr(self.self_attn, "norm_placement", None) or config.placement_of(is_causal)
         for sublayer in ["self_attn"] + ["cross_attn"] * has_cross_attention + ["mlp"] * has_mlp:
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
@@ -197,9 +177,8 @@ class Layer(GradientCheckpointingLayer):
     ):
         """hidden_states [B, T, C], encoder_hidden_states [B, S, C] -> [B, T, C].
 
-        The layer's own mask, and `distances` and its part of `token_inputs` [B, T, P] of `layer_inputs`, stand before
-        them, since reentrant checkpointing follows gradients of positional arguments only. The attention backend gets
-        `kwargs`.
+        The layer's own mask, and `distances` and its part [B, T, P] of `token_inputs` of `layer_inputs`, come first, as
+        reentrant checkpointing follows gradients of positional arguments only. The attention backend gets `kwargs`.
         """
         hidden_states = self._norm("self_attn", "input", hidden_states)
         states = self._norm("self_attn", "pre", hidden_states)
@@ -217,8 +196,7 @@ class Layer(GradientCheckpointingLayer):
         if self.residual in PARALLEL:
             if self.residual == "parallel":
                 states = self._norm("mlp", "pre", hidden_states)
-            hidden_states = self.residual_step("self_attn", hidden_states, change)
-            return self.ended(self.residual_step("mlp", hidden_states, self.mlp(states)), token_input)
+            return self.residual_step("mlp", self.residual_step("self_attn", hidden_states, change), self.mlp(states))
         hidden_states = self.residual_step("self_attn", hidden_states, change)
         if self.has_cross_attention and encoder_hidden_states is not None:
             hidden_states, mask = self._norm("cross_attn", "input", hidden_states), layer_inputs.cross_head_mask
@@ -234,18 +212,7 @@ class Layer(GradientCheckpointingLayer):
         states = self._norm("mlp", "pre", hidden_states := self._norm("mlp", "input", hidden_states))
         if self.mlp is not None:
             hidden_states = self.residual_step("mlp", hidden_states, self.mlp(states))
-        return self.ended(hidden_states, token_input)
-
-    def ended(self, hidden_states, token_input=None):
-        """What a layer does last: its vector of the token [B, T, P], and a stored factor of the result."""
-        if self.token_input is not None:
-            hidden_states = self.token_input(hidden_states, token_input)
-        return hidden_states if self.scale is None else hidden_states * self.scale
-
-    def init_tensors(self) -> None:
-        """A fresh layer has the factor 1."""
-        if self.scale is not None:
-            init.ones_(self.scale)
+        return hidden_states if self.end is None else self.end(hidden_states, token_input)
 
     def residual_step(self, sublayer: str, hidden_states, change):
         """The residual step, post(y + output(f(pre(y)))), after f."""

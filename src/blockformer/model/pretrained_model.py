@@ -94,11 +94,10 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         return (model, info) if wants_info else model
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
-        """As the library does, and the tables from which layers take vectors of the tokens."""
+        """As the library does, and what layers take of the tokens, too."""
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        for part in [module for module in self.modules() if getattr(module, "token_inputs", None) is not None]:
-            table, count = part.token_inputs.embed_tokens, embeddings.num_embeddings
-            part.token_inputs.embed_tokens = self._get_resized_embeddings(table, count, mean_resizing=mean_resizing)
+        for part in [each for each in self.modules() if hasattr(each, "resize_tables")]:
+            part.resize_tables(self._get_resized_embeddings, embeddings.num_embeddings, mean_resizing)
         return embeddings
 
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):

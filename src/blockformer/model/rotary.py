@@ -133,8 +133,10 @@ class RotaryPositions(ComputedPositions):
         """[D/2]; of "longrope" for texts as long as in training and for longer ones, [2, D/2]."""
         if self.rope_type == "default":
             return self._frequencies_of(self.rope["rope_theta"], "cpu")
-        if self.rope_type == "proportional":
-            return self._first_frequencies("cpu")
+        if self.rope_type == "proportional":  # those of a whole head for its first pairs, and 0 for the others
+            frequencies = self._frequencies_of(self.rope["rope_theta"], "cpu") / self.rope.get("factor", 1.0)
+            count = int(self.rope.get("partial_rotary_factor", 1.0) * self.head_dim // 2)
+            return torch.cat((frequencies[:count], torch.zeros_like(frequencies[count:])))
         compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], self.config, torch.device("cpu"))
         with torch.device("cpu"):
             frequencies, self.attention_scaling = compute(layer_type=self.layer_type)
@@ -143,12 +145,6 @@ class RotaryPositions(ComputedPositions):
                 longer, _ = compute(layer_type=self.layer_type, seq_len=length)
                 frequencies = torch.stack((frequencies, longer))
         return frequencies
-
-    def _first_frequencies(self, device):
-        """Those of a whole head for the first pairs of it, the `partial_rotary_factor` of all, and 0 for the others."""
-        count = int(self.rope.get("partial_rotary_factor", 1.0) * self.head_dim // 2)
-        frequencies = self._frequencies_of(self.rope["rope_theta"], device) / self.rope.get("factor", 1.0)
-        return torch.cat((frequencies[:count], torch.zeros_like(frequencies[count:])))
 
     def _frequencies_of(self, theta, device):
         size = rotary_size(self.rope, self.head_dim)

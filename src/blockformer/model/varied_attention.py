@@ -6,11 +6,11 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size, 
 import copy
 from dataclasses import dataclass
 
+import torch
 from torch.nn import functional as F
 
 from .attention import Attention, AttentionFields, layer_type_of, refuse_backends
 from .axes import BLOCKS, axis, flag, is_integer
-from .layer import leave, read
 from .positions import rotate
 from .rotary import RotaryFields
 
@@ -95,10 +95,9 @@ class VariedFields(RotaryFields, AttentionFields):
             )
 
     @property
-    def attention_kind(self) -> str:
-        """See `BlockformerConfig.attention_kind`."""
-        usual = super().attention_kind  # type: ignore[misc]
-        return "varied" if any(getattr(self, name) for name in VARIED) else usual
+    def is_varied(self) -> bool:
+        """Whether layers have `VariedAttention`."""
+        return any(getattr(self, name) for name in VARIED)
 
     def head_dim_of(self, layer_type: str | None) -> int:
         """See `AttentionFields.head_dim_of`."""
@@ -112,9 +111,8 @@ class VariedFields(RotaryFields, AttentionFields):
 
     @property
     def qk_head_dim(self) -> int | None:
-        """See `AttentionFields.qk_head_dim`: a static cache takes the sizes from the keys, layer by layer."""
-        usual = super().qk_head_dim
-        return self.head_dim if self.attention_by_type else usual
+        """A size, by which the library lets a static cache take those of the keys, layer by layer; or None."""
+        return self.head_dim if self.attention_by_type else getattr(super(), "qk_head_dim", None)
 
 
 class VariedAttention(Attention):
@@ -161,7 +159,7 @@ class VariedAttention(Attention):
         names = [f"{name}_of_{self.layer_type}" for name in ("keys", "values")]
         query = self._turned(self.q_proj(hidden_states), self.q_norm, position_embeddings)
         if self._reads:
-            return query, *(read(earlier, name) for name in names)
+            return query, *(_left(earlier, name) for name in names)
         key = self.k_proj(hidden_states)
         value = self._split_heads(key if self._keys_as_values else self.v_proj(hidden_states))
         if self.value_eps is not None:
@@ -170,7 +168,7 @@ class VariedAttention(Attention):
         states = self._with_past(key, value, past_key_values, kwargs)
         if self._leaves:
             for name, tensor in zip(names, states, strict=True):
-                leave(earlier, name, tensor)
+                setattr(earlier, name, (tensor, torch.is_grad_enabled()))
         return query, *states
 
     def _turned(self, states, norm, position_embeddings):
@@ -180,3 +178,12 @@ class VariedAttention(Attention):
     def _check_backend(self):
         super()._check_backend()
         refuse_backends(self.config, ("vllm", "paged"), "cache whose layers are not alike")
+
+
+def _left(earlier, name: str):
+    """What an earlier layer of the same forward has left, unless reentrant checkpointing would lose its gradients."""
+    tensor, has_gradients = getattr(earlier, name)
+    if torch.is_grad_enabled() and not has_gradients:
+        fix = "leave out use_reentrant=True, or set gradient_checkpointing_kwargs={'use_reentrant': False}"
+        raise ValueError(f"use_reentrant=True loses the gradients of '{name}', which an earlier layer left: {fix}.")
+    return tensor

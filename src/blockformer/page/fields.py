@@ -30,7 +30,7 @@ _PLACED = {
     "token_projection": "token_embedding_size hidden_size",
     "final_projection": "token_embedding_size hidden_size",
     "token_inputs": "hidden_size_per_layer_input vocab_size hidden_size num_hidden_layers",
-    "token_input": "hidden_size_per_layer_input hidden_size hidden_act",
+    "end": "hidden_size_per_layer_input layer_scale hidden_size hidden_act",
     "embedding_norm": "embedding_norm",
     "attention": "hidden_size position_type num_hidden_layers decoder_layers num_hidden_groups",
     "feed-forward": "hidden_size intermediate_size decoder_intermediate_size residual",
@@ -55,7 +55,7 @@ def fields_of(box: Box, config) -> dict[str, Any]:
     names = [name for key in (attribute, box.kind) for name in _PLACED.get(key, "").split()]
     if attribute == "embedding_norm":
         names += _NORMS_ALONE
-    elif attribute == "token_input":
+    elif attribute == "end":
         names = _PLACED[attribute].split()
     else:
         names += [name for name, axis in known.items() if axis.group in _GROUPS.get(box.kind, ())]

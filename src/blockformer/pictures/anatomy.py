@@ -18,13 +18,13 @@ from .words import (
     added_title,
     attended_title,
     attention_words,
+    end_words,
     feed_forward_words,
     head_title,
     kind_titles,
     language_model_head_words,
     norm_title,
     own_title,
-    token_input_words,
 )
 
 
@@ -140,8 +140,12 @@ class Anatomy:
         yield from self.heads
 
 
-SUBLAYERS = {"self_attn": "Self-attention", "cross_attn": "Cross-attention", "mlp": "Feed-forward"}
-SUBLAYERS["token_input"] = "Token's own vector"
+SUBLAYERS = {
+    "self_attn": "Self-attention",
+    "cross_attn": "Cross-attention",
+    "mlp": "Feed-forward",
+    "end": "Layer's end",
+}
 
 
 def anatomy(model: Any) -> Anatomy:
@@ -248,8 +252,8 @@ def _sublayer(stack: Stack, layer: nn.Module, side: str, prefix: str, name: str)
     elif hasattr(module, "state_bytes"):
         size, *more = module.words
         f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, tuple(more), mask="causal")
-    elif name == "token_input":
-        size, chips = token_input_words(module)
+    elif name == "end":
+        size, chips = end_words(module)
         f = Box(role, prefix + name, "feed-forward", SUBLAYERS[name], size, code, chips)
     else:
         size, chips, experts = feed_forward_words(module, config)

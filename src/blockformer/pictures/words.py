@@ -89,10 +89,10 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
             chips.append("content · distance")
         elif config.position_type == "none":
             chips.append("no positions")
-    if config.attention_kind == "latent":
+    if config.kv_lora_rank:
         chips.append(f"latent keys and values, {config.kv_lora_rank:,}")
         chips += [f"latent queries, {config.q_lora_rank:,}"] if config.q_lora_rank else []
-    if config.attention_kind == "varied":
+    if config.is_varied:
         chips += module.words
     if module.sliding_window:
         chips.append(f"window {config.sliding_window:,}" if module.is_causal else f"window ± {config.sliding_window:,}")
@@ -148,10 +148,13 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
     return f"{width:,} → {inner:,} → {width:,}", tuple(chips), None
 
 
-def token_input_words(module: Any) -> tuple[str, tuple[str, ...]]:
+def end_words(module: Any) -> tuple[str, tuple[str, ...]]:
     """Sizes and specialities of a layer's use of a vector of the token."""
-    width, inner = module.input_gate.in_features, module.input_gate.out_features
-    return f"{width:,} → {inner:,} → {width:,}", (f"{TIMES} its vector", "norm")
+    chips = ("stored factor",) * (module.scale is not None)
+    if not module.size:
+        return "", chips
+    width, inner = module.input_gate.in_features, module.size
+    return f"{width:,} → {inner:,} → {width:,}", (f"{TIMES} the token's vector", "norm", *chips)
 
 
 def _network(kind: type) -> str:

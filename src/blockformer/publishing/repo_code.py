@@ -37,7 +37,7 @@ OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "rotary": ("position_type", ("rotary",)),
     "sinusoidal": ("position_type", SINUSOIDAL),
     "token_dropout": ("token_dropout", ()),
-    "token_inputs": ("hidden_size_per_layer_input", ()),
+    "token_inputs": (("hidden_size_per_layer_input", "intermediate_sizes", "layer_scale"), ()),
     "varied_attention": (VARIED, ()),
 }
 """Modules that a repo has only if its config needs them, else `STAND_IN` under their names.
