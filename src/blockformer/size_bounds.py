@@ -45,9 +45,9 @@ def check_counts(num_layers: int, num_labels: int | None) -> None:
 def _check_sizes(config) -> None:
     """Refuse too many parameters, by the longest table of vectors times the widest vector."""
     widths, tables = ([getattr(config, name, 0) or 0 for name in names] for names in (_WIDTHS, _TABLES))
-    by_type = getattr(config, "attention_by_type", None)
-    by_type = [each.get("head_dim", 0) for each in by_type.values() if isinstance(each, dict)] if by_type else []
-    sizes = [config.head_dim, config.v_head_dim, *by_type]
+    by_type = getattr(config, "attention_by_type", None)  # of which the config has not looked at the values yet
+    layers = [each for each in (by_type.values() if isinstance(by_type, dict) else ()) if isinstance(each, dict)]
+    sizes = [config.head_dim, config.v_head_dim, *(each.get("head_dim") for each in layers)]
     heads = config.num_attention_heads * max(size for size in (*sizes, 0) if is_integer(size))
     vectors = (config.hidden_size_per_layer_input or 0) * config.num_hidden_layers
     width = max(*widths, config.inner_width_of(is_causal=True) or 0, heads, vectors)

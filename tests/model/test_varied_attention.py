@@ -70,6 +70,11 @@ def gradients(model):
 
 REFUSED = {
     "no such type": ({"attention_by_type": {"chunked": {}}}, "names 'chunked', which layer_types does not"),
+    "no dict at all": ({"attention_by_type": [FULL]}, "must be a dict, layer type -> a dict"),
+    "parallel": (
+        {"layer_scale": True, "residual": "parallel"},
+        "layer_scale=True is not supported with residual='parallel': leave one",
+    ),
     "no dict": ({"attention_by_type": {FULL: 3}}, "must be a dict, layer type -> a dict"),
     "no such setting": ({"attention_by_type": {FULL: {"heads": 3}}}, "has heads=3: head_dim and num_key_value_heads"),
     "a size of 0": ({"attention_by_type": {FULL: {"head_dim": 0}}}, "has head_dim=0: head_dim"),

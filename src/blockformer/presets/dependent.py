@@ -37,6 +37,10 @@ def _may_vary(settings: Mapping[str, Any]) -> bool:
     return is_plain and not has_states(settings) and not any(settings.get(name) for name in WITHOUT_VARIED)
 
 
+def _has_usual_layers(settings: Mapping[str, Any]) -> bool:
+    return settings["residual"] == "sequential" and not has_states(settings)
+
+
 def _have_one_kind(settings: Mapping[str, Any]) -> bool:
     return (settings["norm_placement"] == "post") == (settings["decoder_norm_placement"] == "post")
 
@@ -53,7 +57,7 @@ FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "frequency_dtype": lambda settings: settings["position_type"] == "rotary",
     "layer_types": _may_keep_states,
     **dict.fromkeys(VARIED, _may_vary),
-    "hidden_size_per_layer_input": lambda settings: not has_states(settings),
+    **dict.fromkeys(("hidden_size_per_layer_input", "layer_scale"), _has_usual_layers),
     **dict.fromkeys(("sliding_window", "attn_logit_softcapping", "attention_sinks"), _has_plain_scores),
     "decoder_norm_placement": _have_one_kind,
     "residual": lambda settings: settings["norm_placement"] == "pre",
