@@ -159,7 +159,7 @@ class VariedAttention(Attention):
         names = [f"{name}_of_{self.layer_type}" for name in ("keys", "values")]
         query = self._turned(self.q_proj(hidden_states), self.q_norm, position_embeddings)
         if self._reads:
-            return query, *(_left(earlier, name) for name in names)
+            return query, *(_left(earlier, name).to(query.device) for name in names)
         key = self.k_proj(hidden_states)
         value = self._split_heads(key if self._keys_as_values else self.v_proj(hidden_states))
         if self.value_eps is not None:
