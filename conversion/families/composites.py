@@ -47,6 +47,7 @@ class Composite:
 
 COMPOSITES = {
     "gemma3": Composite("Gemma3", {"gemma3_text": "gemma3_text"}),
+    "gemma4": Composite("Gemma4", {"gemma4_text": "gemma4_text"}),
     "mistral3": Composite("Mistral3", {"mistral": "mistral", "ministral3": "ministral3"}),
     "qwen2_vl": Composite("Qwen2VL", {"qwen2_vl_text": "qwen2"}),
     "qwen2_5_vl": Composite("Qwen2_5_VL", {"qwen2_5_vl_text": "qwen2"}),

@@ -14,6 +14,7 @@ ONE_STACK = (
 NAMES: tuple[str, ...] = (
     *("qwen3", "qwen2", "llama", "mistral"),
     *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
+    "gemma4_text",
     *("ministral", "ministral3", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4"),
     *("cohere", "cohere2"),
     *("starcoder2", "nemotron", "jais2", "stablelm", "ernie4_5", "hyperclovax", "internlm3", "iquestcoder"),
@@ -50,21 +51,15 @@ MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 FORMER_TYPES = {"new": "gte"}
 """`model_type` of checkpoints that came with code of their own -> the family that reads them."""
 _PER_LAYER = (
-    "each of its layers mixes in a projection of the token vectors that all layers share (per-layer embeddings) and "
-    "scales its result, values are normed, and layers without a window have heads of another number and size; no block "
-    "here does that, so run the model with transformers or sentence-transformers"
-)
-_SHARED_KEYS = (
-    "each of its layers mixes in a projection of the token vectors that all layers share (per-layer embeddings) and "
-    "scales its result, the last layers read keys and values of earlier ones, values are normed, and layers without a "
-    "window have heads of another number and size; no block here does that, so run the model with transformers"
+    "its per-layer embeddings are only a projection of the first layer's input, without a table, and its tokens see "
+    "later ones; those here have a table and look back, so run the model with transformers or sentence-transformers"
 )
 _BOTH_AT_ONCE = (
     "each of its layers adds attention and a state space that read the same states, each with factors of its own; a "
     "layer here has one of the two, so run the model with transformers"
 )
 OUT_OF_REACH = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), _PER_LAYER)
-OUT_OF_REACH |= dict.fromkeys(("gemma4", "gemma4_text"), _SHARED_KEYS) | {"falcon_h1": _BOTH_AT_ONCE}
+OUT_OF_REACH |= {"falcon_h1": _BOTH_AT_ONCE}
 """`model_type` of models that people ask for -> the parts that ours lack."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""
@@ -83,6 +78,7 @@ FILES = {
     "olmo3": "olmo",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
+    "gemma4_text": "gemma4",
     "vaultgemma": "gemma",
     "cwm": "ministral",
     "iquestcoder": "internlm3",

@@ -91,8 +91,8 @@ class RuleTable:
 
     def __init__(self, rules: Iterable[Rule], ignored: Iterable[str] = (), layers: int | None = None):
         self.rules = tuple(rules)
-        self.layers = layers
-        self._ignored = [Pattern(name.removesuffix("*"), name.endswith("*")) for name in ignored]
+        self.layers, self.ignored = layers, tuple(ignored)
+        self._ignored = [Pattern(name.removesuffix("*"), name.endswith("*")) for name in self.ignored]
         self._sides = [(_patterns(rule.source), _patterns(rule.target)) for rule in self.rules]
         for rule, (sources, targets) in zip(self.rules, self._sides, strict=True):
             if len({tuple(pattern.fields) for pattern in sources + targets}) != 1:

@@ -25,6 +25,7 @@ TOPOLOGIES = {
     "encoder": (modeling_encoder, "BlockformerEncoder", "ForMaskedLM"),
     "encoder-decoder": (modeling_encoder_decoder, "BlockformerEncoderDecoder", "ForConditionalGeneration"),
 }
+_BY_LAYER = ("layer_types", "rope_layers", "mlp_layer_types", "mlp_layers", "intermediate_sizes")
 _WRITERS = tuple(head for _, _, head in TOPOLOGIES.values())
 _LAYER = re.compile(r"^((?:model\.)?(?:encoder\.|decoder\.)?layers\.)(\d+)(\..*)$")
 
@@ -179,10 +180,13 @@ def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) ->
         raise ValueError(
             "layers cannot be chosen in a model whose layers share weights: set num_hidden_layers instead."
         )
+    for name in ("num_shared_kv_layers", "hidden_size_per_layer_input"):
+        if value := settings.get(name):
+            raise ValueError(f"layers cannot be chosen with {name}={value!r}, which ties each to its place: keep them.")
     if not layers or not all(0 <= layer < count for layer in layers):
         raise ValueError(f"layers must list numbers from 0 to {count - 1}, not {list(layers)}.")
     for name, value in settings.items():
-        if isinstance(value, list) and name in ("layer_types", "rope_layers", "mlp_layer_types", "mlp_layers"):
+        if isinstance(value, list) and name in _BY_LAYER:
             settings[name] = [value[layer] for layer in layers]
     if pruned := settings["pruned_heads"]:
         settings["pruned_heads"] = {place: pruned[layer] for place, layer in enumerate(layers) if layer in pruned}
@@ -204,6 +208,8 @@ def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) ->
 def _pool_heads(settings: Settings, weights: Weights, kv_heads: int) -> Weights:
     """Keys and values [K * D, ...] -> [N * D, ...], each head the mean of those whose place it takes."""
     before, size = settings["num_key_value_heads"], settings["head_dim"]
+    if by_type := settings.get("attention_by_type"):
+        raise ValueError(f"kv_heads is not supported with attention_by_type={by_type!r}: leave it out.")
     if kv_heads < 1 or before % kv_heads:
         fitting = ", ".join(str(number) for number in range(1, before + 1) if before % number == 0)
         raise ValueError(f"kv_heads={kv_heads} must divide the model's {before} key/value heads: use one of {fitting}.")

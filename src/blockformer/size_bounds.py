@@ -45,8 +45,12 @@ def check_counts(num_layers: int, num_labels: int | None) -> None:
 def _check_sizes(config) -> None:
     """Refuse too many parameters, by the longest table of vectors times the widest vector."""
     widths, tables = ([getattr(config, name, 0) or 0 for name in names] for names in (_WIDTHS, _TABLES))
-    heads = config.num_attention_heads * max(config.head_dim or 0, config.v_head_dim or 0)
-    width = max(*widths, config.inner_width_of(is_causal=True) or 0, heads)
+    by_type = getattr(config, "attention_by_type", None)  # of which the config has not looked at the values yet
+    layers = [each for each in (by_type.values() if isinstance(by_type, dict) else ()) if isinstance(each, dict)]
+    sizes = [config.head_dim, config.v_head_dim, *(each.get("head_dim") for each in layers)]
+    heads = config.num_attention_heads * max(size for size in (*sizes, 0) if is_integer(size))
+    vectors = (config.hidden_size_per_layer_input or 0) * config.num_hidden_layers
+    width = max(*widths, config.inner_width_of(is_causal=True) or 0, heads, vectors)
     deepest = max(config.num_hidden_layers, config.stack_sizes(is_decoder=True)[0])
     numbers = width * max(*tables, deepest * (config.num_experts or 1) * width)
     if numbers > MOST_NUMBERS:

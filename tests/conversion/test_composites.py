@@ -100,6 +100,26 @@ WHOLE["qwen2_vl"] = {
     **WHOLE["qwen2_5_vl"],
     "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2},
 }
+WHOLE["gemma4"] = {
+    "text_config": {
+        **TEXT,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 8,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": 131,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "vision_config": {**PATCHES, "head_dim": 8, "num_key_value_heads": 2, "position_embedding_size": 16},
+    "audio_config": None,  # and tokens of pictures, for which the whole model reads padding, are none of the text's
+}
+UNREAD = ("k_proj", "v_proj")
 KINDS = list(WHOLE)
 
 
@@ -116,6 +136,9 @@ def whole_model(kind, **changes):
     config = getattr(transformers, f"{record.name}Config")(**WHOLE[kind] | changes)
     model = getattr(transformers, record.model_class_name)(config).eval()
     randomize_biases_and_norms(model, spread=0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
     return model
 
 
@@ -201,7 +224,8 @@ def test_only_a_trained_text_differs(tmp_path, kind):
     old, new = stored(src), stored(out)
     assert old.keys() == new.keys()
     changed = {name for name in old if old[name] != new[name]}
-    assert changed == {name for name in old if not ("vis" in name or "projector" in name)}
+    fixed = ("vis", "projector", "layer_scalar")  # the last are stored factors, which do not learn
+    assert changed == {name for name in old if not any(each in name for each in fixed)}
     assert_same_text(ours, type(whole_model(kind)).from_pretrained(out))
 
 
@@ -394,15 +418,42 @@ def test_what_cannot_be_read_is_refused(tmp_path, case):
     assert not (tmp_path / "dst").exists()
 
 
-@pytest.mark.parametrize("kind", ["gemma4", "gemma4_text"])
-def test_gemma_4_is_refused_by_what_ours_lacks(tmp_path, kind):
-    src = tmp_path / "src"
-    src.mkdir()
-    (src / "config.json").write_text(json.dumps({"model_type": kind}))
-    save_file({"model.embed_tokens.weight": torch.zeros(3, 4)}, src / "model.safetensors", metadata={"format": "pt"})
-    for door in (lambda: convert(src, tmp_path / "dst"), lambda: blockformer.from_official(src)):
-        with pytest.raises(ConversionError, match=r"is not supported: .*per-layer embeddings.*and values of earlier"):
-            door()
+def test_keys_of_layers_that_share_them_are_kept_for_the_way_back(tmp_path):
+    src, dst, out, plain = (tmp_path / name for name in ("src", "dst", "out", "plain"))
+    whole = whole_model("gemma4")
+    whole.save_pretrained(src)
+    unread = {f"model.language_model.layers.3.self_attn.{name}.weight": torch.randn(32, 32) for name in UNREAD}
+    unread["model.language_model.layers.3.self_attn.k_norm.weight"] = torch.randn(32)
+    edit_tensors(src, **unread)
+    assert_verified(convert(src, dst))
+    assert_same_text(blockformer.from_official(dst), whole)
+    assert_verified(convert(dst, out, to_official=True, into=src))
+    assert contents(out) == contents(src)
+    convert(dst, plain, to_official=True)
+    with safe_open(plain / "model.safetensors", "pt") as written:
+        for name, tensor in unread.items():
+            assert torch.equal(written.get_tensor(name.replace("language_model.", "")), tensor)
+
+
+STRANGE = {
+    "experts": ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}, "enable_moe_block is .True"),
+    "both ways": ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+    "another vocabulary": ({"vocab_size_per_layer_input": 100}, "is .100. and vocab_size 131; ours has one vocabulary"),
+    "other layers": ({"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 16}}}, "different heads"),
+    "other networks": ({"per_layer_config": {"1": {"intermediate_size": 64}}}, "per_layer_config is"),
+    "no keys": ({"num_kv_shared_layers": 3}, "layers? of 'full_attention' that makes keys|layer types producing"),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_what_ours_lacks_of_gemma_4_is_refused_by_name(tmp_path, case):
+    changes, message = STRANGE[case]
+    whole_model("gemma4").save_pretrained(tmp_path / "src")
+    entries = entries_of(tmp_path / "src")
+    edit_config(tmp_path / "src", text_config={**entries["text_config"], **changes})
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path / "src", tmp_path / "dst")
+    assert not (tmp_path / "dst").exists()
 
 
 def test_a_composite_without_a_text_is_refused(tmp_path):

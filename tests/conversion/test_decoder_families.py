@@ -124,6 +124,10 @@ SHARED_GRANITE = {
     "shared_intermediate_size": 40,
 }
 DENSE_GRANITE = {"num_local_experts": 0, "shared_intermediate_size": 40}
+GEMMA4 = {"num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL], "sliding_window": 8, "head_dim": 8}
+GEMMA4 |= {"global_head_dim": 16, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": SIZES["vocab_size"]}
+SLOWER = {FULL: {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 2.0}}
+KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
 ROWS = [
     Row("phi3"),
     Row("phi3", {"sliding_window": 8, "resid_pdrop": 0.1}, shards=True),
@@ -258,6 +262,10 @@ ROWS = [
     Row("gemma3_text", {**WINDOW, "query_pre_attn_scalar": 12, "head_dim": 16}),
     Row("gemma3_text", {**WINDOW, "rope_parameters": BY_TYPE, "final_logit_softcapping": 5.0, **UNTIED}, shards=True),
     Row("gemma3_text", {"layer_types": [FULL, FULL], "num_key_value_heads": 1}),
+    Row("gemma4_text", GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    Row("gemma4_text", GEMMA4 | KEYS_AS_VALUES | {"final_logit_softcapping": 5.0, "attention_bias": True}, shards=True),
+    Row("gemma4_text", GEMMA4 | {"layer_types": [FULL] * 4, "num_kv_shared_layers": 1, **UNTIED}),
+    Row("gemma4_text", GEMMA4 | KEYS_AS_VALUES | {"layer_types": [FULL] * 4, "rope_parameters": SLOWER}),
     Row("vaultgemma", {**WINDOW, "query_pre_attn_scalar": 12}),
     Row("vaultgemma", {**WINDOW, "attn_logit_softcapping": None, **UNTIED}, shards=True),
     Row("vaultgemma", {"layer_types": [SLIDING, SLIDING], "sliding_window": 4, "head_dim": 16}),

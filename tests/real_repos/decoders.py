@@ -9,7 +9,7 @@ from .byte_level import BLOOM, LLAMA3, QWEN, byte_level
 from .common import APACHE, CHATML, HUGE, INSTRUCTIONS, MIT, ends, llama_config, sentence_files, written_by
 from .record import Record, Rows, Token
 from .sentence_pieces import ROBERTA, gemma, llama
-from .weights import causal_masks, doubled, inverse_frequencies, unprefixed, without
+from .weights import added, causal_masks, doubled, inverse_frequencies, unprefixed, without
 from .words import special
 
 END = "<|endoftext|>"
@@ -815,6 +815,41 @@ RECORDS = (
         generation={"bos_token_id": 2, "cache_implementation": "hybrid", "do_sample": True, "eos_token_id": [1, 5],
                     "pad_token_id": 0, "top_k": 64, "top_p": 0.95, "transformers_version": "4.50.0.dev0"},
         card={"license": "gemma", "base_model": "google/gemma-3-1b-pt"},
+        quick=True,
+    ),
+    Record(
+        "the text model of google/gemma-4-E2B-it",
+        "Gemma4ForCausalLM",
+        llama_config("Gemma4ForCausalLM", "gemma4_text", attention_bias=False, attention_k_eq_v=False, bos_token_id=2,
+                     dtype="bfloat16", enable_moe_block=False, eos_token_id=1, expert_intermediate_size=None,
+                     final_logit_softcapping=30.0, global_head_dim=16, head_dim=8, hidden_act=...,
+                     hidden_activation="gelu_pytorch_tanh", hidden_size_per_layer_input=8,
+                     layer_types=["sliding_attention", "full_attention"] * 2, num_experts=None,
+                     num_global_key_value_heads=None, num_hidden_layers=4, num_key_value_heads=1,
+                     num_kv_shared_layers=2, pad_token_id=0, rms_norm_eps=1e-06,
+                     rope_parameters={
+                         "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0,
+                                            "rope_type": "proportional"},
+                         "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+                     },
+                     rope_theta=..., sliding_window=16, tie_word_embeddings=True, top_k_experts=None, torch_dtype=...,
+                     transformers_version="5.5.0.dev0", use_bidirectional_attention=None, use_double_wide_mlp=True,
+                     vocab_size=Rows(), vocab_size_per_layer_input=Rows()),
+        partial(gemma, config={"chat_template": GEMMA_TURNS, "processor_class": "Gemma4Processor"}),
+        spelling=(
+            NO_HEAD,
+            added({
+                "model.layers.2.self_attn.k_norm.weight": (8,),
+                **{f"model.layers.2.self_attn.{name}_proj.weight": (8, 32) for name in "kv"},
+                "model.layers.3.self_attn.k_norm.weight": (16,),
+                **{f"model.layers.3.self_attn.{name}_proj.weight": (16, 32) for name in "kv"},
+            }),
+        ),
+        dtype="bfloat16",
+        generation={"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 5], "pad_token_id": 0, "temperature": 1.0,
+                    "top_k": 64, "top_p": 0.95, "transformers_version": "5.5.0.dev0"},
+        card={"license": "apache-2.0", "base_model": "google/gemma-4-E2B"},
+        known="assumed",
         quick=True,
     ),
     Record(

@@ -327,7 +327,7 @@ def _is_plain(stack) -> bool:
     """Whether attention looks at queries, keys and whole sequences only, and values are as wide as keys."""
     config = stack.config
     has_terms = adds_to_scores(config.position_type) or config.attn_logit_softcapping is not None
-    has_terms = has_terms or getattr(config, "kv_lora_rank", None) is not None
+    has_terms = has_terms or config.kv_lora_rank is not None or config.is_varied
     return not (has_terms or config.attention_sinks or "sliding_attention" in config.layer_types) and is_enabled()
 
 
@@ -351,7 +351,7 @@ def _is_half(hidden_states) -> bool:
 def _has_flex(hidden_states, config) -> bool:
     """Whether flex attention takes these on this device, and PyTorch's compiler has what it needs there."""
     fits = config.head_dim in (16, 32, 64, 128, 256) and _is_half(hidden_states)
-    return fits and hidden_states.device.type == DEVICE and _has_triton()
+    return fits and not config.is_varied and hidden_states.device.type == DEVICE and _has_triton()
 
 
 @functools.cache

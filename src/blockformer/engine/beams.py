@@ -173,7 +173,7 @@ class SharesSources:
     _split_heads: Any
     _attends_by_engine: Any
 
-    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs):
+    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs, earlier=None):
         """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""
         if not isinstance(past_key_values, EncoderDecoderCache):
             given = (hidden_states, key_value_states, position_embeddings, past_key_values, kwargs)

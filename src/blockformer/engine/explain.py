@@ -16,7 +16,7 @@ from .linear import QuickLinear
 from .packed import PackedLinear
 from .prepare import check_class
 from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
-from .step import can_compile
+from .step import can_compile, uncompiled_field
 from .unpadding import is_watched
 
 _PREPARE = "prepare_for_inference() may make it faster"
@@ -180,6 +180,8 @@ def _writing(model) -> list[Part]:
         return [Part("one more token", "compiled by transformers, in `generate` only")]
     if steps is None:
         hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
+        if (name := uncompiled_field(model.config)) is not None:
+            hint = f"it is not compiled with {name}"
         return [Part("one more token", "plain PyTorch", hint)]
     if steps._functions and not any(steps._functions.values()):
         return [Part("one more token", "plain PyTorch", _FAILED)]

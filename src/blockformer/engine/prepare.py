@@ -93,11 +93,11 @@ def prepare_for_inference(
 
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
-        ValueError: `compile` with a model that has 4-bit weights in groups of an odd number,
-            latent attention (on a CPU) or (unless it is an encoder) pruned heads, is on a device without a compiler, or
-            is on a GPU and does not write; `head_bits` other than 8, without `compile`, or for a model that does
-            not write, is not on the CPU, is in float64 or has a head that is not plain; `decisions` that are not such a
-            file.
+        ValueError: `compile` with a model that has 4-bit weights in groups of an odd number, layers of different
+            heads, widths or inputs, latent attention (on a CPU) or (unless it is an encoder) pruned heads, is on a
+            device without a compiler, or is on a GPU and does not write; `head_bits` other than 8, without `compile`,
+            or for a model that does not write, is not on the CPU, is in float64 or has a head that is not plain;
+            `decisions` that are not such a file.
     """
     check_class(model)
     if compile:
@@ -201,6 +201,10 @@ def check_class(model) -> None:
 
 def _check_compiles(model) -> None:
     """Refuse a model whose step cannot be compiled, or that has none and is on a GPU."""
+    if (name := step.uncompiled_field(model.config)) is not None and step.can_compile(model):
+        raise ValueError(
+            f"compile=True is not supported with {name}={getattr(model.config, name)!r}: prepare the model without it."
+        )
     if model.device.type in accelerator.COMPILES:
         if not step.can_compile(model):
             raise ValueError(

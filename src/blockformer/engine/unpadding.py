@@ -153,7 +153,8 @@ def plan_without_padding(stack, inputs, unpadding):
     }
     if inputs.input_ids is not None:
         plan.earlier.input_ids = (unpadding.gather(inputs.input_ids), True)
-    return plan._replace(masks=masks, rotations=rotations)
+    vectors = None if plan.token_inputs is None else unpadding.gather(plan.token_inputs)
+    return plan._replace(masks=masks, rotations=rotations, token_inputs=vectors)
 
 
 def unpadding_in(layer_inputs) -> Unpadding | None:

@@ -173,11 +173,15 @@ class AttentionFields(Part):
         pruned = (self.pruned_heads or {}).get(layer_idx, ())
         return [head for head in range(self.num_attention_heads) if head not in pruned]
 
+    def head_dim_of(self, layer_type: str | None) -> int:
+        """The size of a head in the layers of a type."""
+        return self.head_dim  # type: ignore[return-value]  # filled by now
+
     def share_out(self, plan, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
-        # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
+        # Whole in each process: norms of all heads, sinks, layers of any width, and keys that heads or layers share.
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
-        if is_whole or self.num_key_value_heads == 1 or self.kv_lora_rank:
+        if is_whole or self.num_key_value_heads == 1 or self.kv_lora_rank or self.is_varied:
             return
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
@@ -280,7 +284,7 @@ class Attention(nn.Module):
         self._check_backend()  # it may be another one since
         if self.is_cross_attention or not self.projects_states:
             given = (hidden_states, key_value_states, position_embeddings, past_key_values)
-            query, key, value = self.states_of(*given, kwargs)
+            query, key, value = self.states_of(*given, kwargs, earlier)
         else:
             # vLLM makes one product of these calls where they stand in this source, each once.
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
@@ -354,7 +358,7 @@ class Attention(nn.Module):
         own = getattr(past_key_values, "self_attention_cache", past_key_values)
         return (key, value) if own is None else own.update(key, value, self.layer_idx)
 
-    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs):
+    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs, earlier=None):
         """Queries [B, H, T, D] of these states, keys and values [B, K, S, D] of the encoder's."""
         query = self._split_heads(self.q_proj(hidden_states), self.q_norm)
         return query, *self._cross_keys_values(key_value_states, past_key_values)

@@ -6,7 +6,7 @@ of values (see `presets/`).
 """
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PretrainedConfig
 
@@ -60,7 +60,7 @@ class BlockformerConfig(
     }
 
     # What serves the values of an axis, most of them position types; a topology adds what only it has.
-    parts: ClassVar[dict[str, dict]] = {
+    parts: ClassVar[dict[str, Any]] = {
         "vectors": dict.fromkeys(LEARNED, LearnedPositions) | dict.fromkeys(SINUSOIDAL, SinusoidalPositions),
         "rotations": {"rotary": make_rotary},  # of queries and keys
         "biases": dict.fromkeys(RELATIVE_BIAS, RelativeBias),  # of the scores
@@ -72,9 +72,9 @@ class BlockformerConfig(
     if not TYPE_CHECKING:  # fields that every config is asked for, of one topology or of a part that may be left out
         kv_lora_rank = mlp_layer_types = num_experts = num_hidden_groups = token_embedding_size = v_head_dim = None
         linear_bits = mlp_layers = num_nextn_predict_layers = query_growth = rope_layers = rope_parameters = None
-        token_dropout = None
+        token_dropout = hidden_size_per_layer_input = None
         router_aux_loss_coef = 0.0  # TRL takes a model without a 0 here for one with experts
-        relative_bias_per_layer = router_selection_bias = False
+        relative_bias_per_layer = router_selection_bias = layer_scale = is_varied = False
 
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")

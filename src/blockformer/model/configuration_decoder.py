@@ -10,6 +10,8 @@ from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields, SparseFeedForward
 from .latent_attention import LatentAttention, LatentFields
 from .multi_token import MultiTokenFields
+from .token_inputs import LayerEnd, TokenInputFields, TokenInputs
+from .varied_attention import VariedAttention, VariedFields
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from .task_heads import TokenClassification  # noqa: F401
 
 
-class BlockformerDecoderConfig(MultiTokenFields, LinearFields, LatentFields, ExpertsFields, BlockformerConfig):
+class BlockformerDecoderConfig(
+    MultiTokenFields, LinearFields, TokenInputFields, VariedFields, LatentFields, ExpertsFields, BlockformerConfig
+):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
     The defaults are a small Llama-style model. A `bidirectional` one is for embeddings (BehnamGhader et al., 2024).
@@ -44,7 +48,8 @@ class BlockformerDecoderConfig(MultiTokenFields, LinearFields, LatentFields, Exp
     keys_to_ignore_at_inference = ["past_key_values", "cache", "aux_loss", "router_logits"]
     parts = BlockformerConfig.parts | {
         "biases": BlockformerConfig.parts["biases"] | {"alibi": Alibi},
-        "attention": {"latent": LatentAttention},
+        "attention": {"latent": LatentAttention, "varied": VariedAttention},
+        "token_inputs": (TokenInputs, LayerEnd),
         "mlp": BlockformerConfig.parts["mlp"] | {"sparse": SparseFeedForward},
     }
     is_decoder: bool = True

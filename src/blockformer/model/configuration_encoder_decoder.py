@@ -105,7 +105,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         """The norm placement of one of the two stacks."""
         return self.decoder_norm_placement if is_causal and self.decoder_norm_placement else self.norm_placement
 
-    def inner_width_of(self, is_causal: bool) -> int:
+    def inner_width_of(self, is_causal: bool, layer_idx: int | None = None) -> int:
         """The feed-forward networks' inner width in one of the two stacks."""
         return self.decoder_intermediate_size or self.intermediate_size if is_causal else self.intermediate_size
 

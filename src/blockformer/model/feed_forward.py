@@ -29,8 +29,8 @@ class FeedForwardFields(Part):
     activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
     chunk_size_feed_forward: int = axis(0, "an integer of 0 or more", "use", "tokens it takes at a time; 0 means all")
 
-    def inner_width_of(self, is_causal: bool) -> int:
-        """The networks' inner width in a stack, in an encoder-decoder in one of the two."""
+    def inner_width_of(self, is_causal: bool, layer_idx: int | None = None) -> int:
+        """The inner width of a layer's network, by default the largest one, of a stack."""
         return self.intermediate_size
 
     def share_out(self, plan, has_cross_attention):

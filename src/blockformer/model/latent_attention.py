@@ -85,7 +85,7 @@ class LatentAttention(Attention):
         self.q_proj = nn.Linear(config.q_lora_rank or width, heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(heads * config.v_head_dim, width, config.attention_output_bias)
 
-    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs):
+    def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs, earlier=None):
         """States [B, T, C] -> what `with_heads` gives. A cache keeps what it is given, one head of keys and values."""
         latents = self.kv_a_norm(self.kv_a_proj(hidden_states))[:, None]
         shared = rotate(self.k_rope_proj(hidden_states)[:, None], *position_embeddings)

@@ -119,6 +119,7 @@ class LayerInputs(NamedTuple):
         cross_head_mask: as `head_mask`, in cross-attention.
         earlier: what layers of this forward leave for later ones.
         distances: [E, C], vectors of distances where attention is disentangled, or None.
+        token_inputs: [B, T, layers, P], what each layer takes of the tokens, or None.
     """
 
     masks: dict
@@ -129,6 +130,7 @@ class LayerInputs(NamedTuple):
     cross_head_mask: torch.Tensor | None = None
     earlier: Any = None
     distances: torch.Tensor | None = None
+    token_inputs: torch.Tensor | None = None
 
 
 class Layer(GradientCheckpointingLayer):
@@ -144,7 +146,8 @@ class Layer(GradientCheckpointingLayer):
         self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout, self.has_cross_attention = config.hidden_dropout, has_cross_attention
-        usual = config.parts["attention"].get("latent" if config.kv_lora_rank else config.position_type, Attention)
+        kind = "latent" if config.kv_lora_rank else "varied" if config.is_varied else config.position_type
+        usual = config.parts["attention"].get(kind, Attention)
         usual = BLOCKS["attention_type"].get(config.attention_type, usual)
         self.self_attn = BLOCKS["layer_types"].get(self.layer_type, usual)(config, layer_idx, is_causal)
         if has_cross_attention:
@@ -152,7 +155,9 @@ class Layer(GradientCheckpointingLayer):
         usual = config.parts["mlp"][config.mlp_layer_types[layer_idx] if config.mlp_layer_types else "dense"]
         usual = BLOCKS["mlp_type"].get(config.mlp_type, usual)
         has_mlp = config.mlp_layers is None or config.mlp_layers[layer_idx]
-        self.mlp: Any = usual(config, config.inner_width_of(is_causal)) if has_mlp else None
+        self.mlp: Any = usual(config, config.inner_width_of(is_causal, layer_idx)) if has_mlp else None
+        has_end = config.hidden_size_per_layer_input or config.layer_scale
+        self.end: Any = config.parts["token_inputs"][1](config) if has_end else None
         placement = getattr(self.self_attn, "norm_placement", None) or config.placement_of(is_causal)
         for sublayer in ["self_attn"] + ["cross_attn"] * has_cross_attention + ["mlp"] * has_mlp:
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
@@ -165,14 +170,15 @@ class Layer(GradientCheckpointingLayer):
         encoder_hidden_states=None,
         attention_mask=None,
         distances=None,
+        token_input=None,
         layer_inputs: LayerInputs | None = None,
         past_key_values=None,
         **kwargs,
     ):
         """hidden_states [B, T, C], encoder_hidden_states [B, S, C] -> [B, T, C].
 
-        The layer's own mask and `distances` of `layer_inputs` stand before them, since reentrant checkpointing follows
-        gradients of positional arguments only. The attention backend gets `kwargs`.
+        The layer's own mask, and `distances` and its part [B, T, P] of `token_inputs` of `layer_inputs`, come first, as
+        reentrant checkpointing follows gradients of positional arguments only. The attention backend gets `kwargs`.
         """
         hidden_states = self._norm("self_attn", "input", hidden_states)
         states = self._norm("self_attn", "pre", hidden_states)
@@ -204,7 +210,9 @@ class Layer(GradientCheckpointingLayer):
             )[0]
             hidden_states = self.residual_step("cross_attn", hidden_states, change)
         states = self._norm("mlp", "pre", hidden_states := self._norm("mlp", "input", hidden_states))
-        return hidden_states if self.mlp is None else self.residual_step("mlp", hidden_states, self.mlp(states))
+        if self.mlp is not None:
+            hidden_states = self.residual_step("mlp", hidden_states, self.mlp(states))
+        return hidden_states if self.end is None else self.end(hidden_states, token_input)
 
     def residual_step(self, sublayer: str, hidden_states, change):
         """The residual step, post(y + output(f(pre(y)))), after f."""

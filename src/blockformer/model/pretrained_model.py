@@ -93,6 +93,13 @@ class BlockformerPreTrainedModel(PreTrainedModel):
                 module.after_loading(name)
         return (model, info) if wants_info else model
 
+    def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
+        """As the library does, and what layers take of the tokens, too."""
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        for part in [each for each in self.modules() if hasattr(each, "resize_tables")]:
+            part.resize_tables(self._get_resized_embeddings, embeddings.num_embeddings, mean_resizing)
+        return embeddings
+
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
         """As the library counts them, and the 4-bit weights, which are not parameters in torch's sense."""
         number = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)

@@ -20,6 +20,7 @@ ROPE_TYPES = {
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 # Parameters that are positive numbers, then the rest.
@@ -53,14 +54,14 @@ class RotaryFields(PositionFields):
         if set(given) != set(self.layer_types):
             types = " and ".join(f"'{name}'" for name in sorted(set(self.layer_types)))
             raise ValueError(f"rope_parameters by layer type need one dict for each of {types}, not {sorted(given)}.")
-        self.rope_parameters = {name: self._full_rope(one, rope_theta) for name, one in given.items()}
+        self.rope_parameters = {name: self._full_rope(one, rope_theta, name) for name, one in given.items()}
 
-    def _full_rope(self, given, rope_theta) -> dict:
+    def _full_rope(self, given, rope_theta, layer_type: str | None = None) -> dict:
         if not isinstance(given, dict):
             raise ValueError(f"rope_parameters of a layer type must be a dict, not {given!r}.")
         rope = {"rope_type": given.get("type", "default"), "rope_theta": rope_theta, **given}
         rope["rope_theta"] = 10_000.0 if rope["rope_theta"] is None else rope["rope_theta"]
-        check_rope(rope, self.head_dim)
+        check_rope(rope, self.head_dim_of(layer_type))
         if rope["rope_type"] in ("yarn", "longrope"):
             rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
         if self.query_growth and not rope.get("original_max_position_embeddings"):
@@ -103,8 +104,12 @@ def check_rope(rope: dict, head_dim: int) -> None:
 
 
 def rotary_size(rope: dict, head_dim: int) -> int:
-    """How many channels of a head are rotated: the first `partial_rotary_factor` of them, all by default."""
-    return int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    """How many channels of a head are rotated: the first `partial_rotary_factor` of them, all by default.
+
+    With "proportional" it is the first of each half, and the others turn by an angle of 0.
+    """
+    is_whole = rope.get("rope_type") == "proportional"
+    return head_dim if is_whole else int(head_dim * rope.get("partial_rotary_factor", 1.0))
 
 
 class RotaryPositions(ComputedPositions):
@@ -120,7 +125,7 @@ class RotaryPositions(ComputedPositions):
         super().__init__()
         self.config, self.layer_type = config, layer_type
         self.rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
-        self.rope_type = self.rope["rope_type"]
+        self.rope_type, self.head_dim = self.rope["rope_type"], config.head_dim_of(layer_type)
         self.attention_scaling = 1.0
         self._set_frequencies(torch.get_default_device())
 
@@ -128,6 +133,10 @@ class RotaryPositions(ComputedPositions):
         """[D/2]; of "longrope" for texts as long as in training and for longer ones, [2, D/2]."""
         if self.rope_type == "default":
             return self._frequencies_of(self.rope["rope_theta"], "cpu")
+        if self.rope_type == "proportional":  # those of a whole head for its first pairs, and 0 for the others
+            frequencies = self._frequencies_of(self.rope["rope_theta"], "cpu") / self.rope.get("factor", 1.0)
+            count = int(self.rope.get("partial_rotary_factor", 1.0) * self.head_dim // 2)
+            return torch.cat((frequencies[:count], torch.zeros_like(frequencies[count:])))
         compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], self.config, torch.device("cpu"))
         with torch.device("cpu"):
             frequencies, self.attention_scaling = compute(layer_type=self.layer_type)
@@ -138,13 +147,13 @@ class RotaryPositions(ComputedPositions):
         return frequencies
 
     def _frequencies_of(self, theta, device):
-        size = rotary_size(self.rope, self.config.head_dim)
+        size = rotary_size(self.rope, self.head_dim)
         return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.int64, device=device).float() / size))
 
     def _frequencies_at(self, position_ids):
         if self.rope_type == "dynamic":
             rope, trained = self.rope, self.config.max_position_embeddings
-            size = rotary_size(rope, self.config.head_dim)
+            size = rotary_size(rope, self.head_dim)
             longer = (position_ids.max() + 1).clamp(min=trained) / trained
             stretch = (rope["factor"] * longer - (rope["factor"] - 1)) ** (size / (size - 2))
             return self._frequencies_of(rope["rope_theta"] * stretch, position_ids.device)

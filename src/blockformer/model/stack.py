@@ -63,6 +63,8 @@ class Stack(BlockformerPreTrainedModel):
         self.has_shared_bias = shared is not None and not self.has_distances
         groups = config.num_hidden_groups or num_layers
         self.passes = num_layers // groups  # more than one where layers share weights
+        takes_tokens = config.parts["token_inputs"][0] if config.hidden_size_per_layer_input else None
+        self.token_inputs: Any = takes_tokens(config) if takes_tokens else None
         layer = layer_class(config)
         self.layers = nn.ModuleList(layer(config, index, is_causal, has_cross_attention) for index in range(groups))
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
@@ -160,9 +162,9 @@ class Stack(BlockformerPreTrainedModel):
             given = {"inputs_embeds": states, "attention_mask": mask, "encoder_hidden_states": source}
             encoder_mask = create_bidirectional_mask(config=self.config, **given)
         others = (encoder_mask, *inputs.head_masks, Earlier(inputs.input_ids))
-        return LayerInputs(
-            masks, rotations, inputs.places, *others, self.relative_bias() if self.has_distances else None
-        )
+        distances = self.relative_bias() if self.has_distances else None
+        vectors = None if self.token_inputs is None else self.token_inputs(inputs.input_ids, states)
+        return LayerInputs(masks, rotations, inputs.places, *others, distances, vectors)
 
     def shared_bias(self, states, places, key_length: int):
         """The bias [1, H, T, S] that all layers share, in the dtype of the queries made of states [B, T, C]."""
@@ -173,10 +175,12 @@ class Stack(BlockformerPreTrainedModel):
 
     def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
         """The layers one after the other, as many as the config says while `generate` drafts with the first ones."""
-        masks, distances = layer_inputs.masks, layer_inputs.distances
-        layer_inputs = layer_inputs._replace(masks={}, distances=None)  # each layer gets its own by position
+        masks, distances, vectors = layer_inputs.masks, layer_inputs.distances, layer_inputs.token_inputs
+        # Each layer gets its own by position.
+        layer_inputs = layer_inputs._replace(masks={}, distances=None, token_inputs=None)
         for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
-            given = (encoder_hidden_states, masks[layer.layer_type], distances)
+            own = () if vectors is None else (vectors[:, :, layer.layer_idx],)
+            given = (encoder_hidden_states, masks[layer.layer_type], distances, *own)
             for _ in range(self.passes):
                 hidden_states = layer(hidden_states, *given, layer_inputs=layer_inputs, **named)
         return hidden_states

@@ -11,7 +11,7 @@ SIZES = frozenset(
     "vocab_size decoder_vocab_size hidden_size embedding_size token_embedding_size num_hidden_layers decoder_layers "
     "intermediate_size decoder_intermediate_size max_position_embeddings num_attention_heads head_dim type_vocab_size "
     "task_type_vocab_size num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size "
-    "linear_group_size norm_eps "
+    "linear_group_size norm_eps intermediate_sizes hidden_size_per_layer_input num_shared_kv_layers "
     "position_offset num_hidden_groups sliding_window layer_types decoder_layer_types mlp_layer_types rope_layers "
     "mlp_layers num_key_value_heads pruned_heads kv_lora_rank q_lora_rank v_head_dim num_expert_groups".split()
 )
@@ -23,12 +23,14 @@ _GROUPS = {
 }
 _PLACED = {
     "embed_tokens": "vocab_size decoder_vocab_size embedding_size token_embedding_size hidden_size embedding_scale "
-    "share_embeddings tie_word_embeddings token_dropout",
+    "share_embeddings tie_word_embeddings token_dropout hidden_size_per_layer_input",
     "embed_token_types": "type_vocab_size embedding_size",
     "embed_task_types": "task_type_vocab_size embedding_size",
     "embed_projection": "embedding_size hidden_size",
     "token_projection": "token_embedding_size hidden_size",
     "final_projection": "token_embedding_size hidden_size",
+    "token_inputs": "hidden_size_per_layer_input vocab_size hidden_size num_hidden_layers",
+    "end": "hidden_size_per_layer_input layer_scale hidden_size hidden_act",
     "embedding_norm": "embedding_norm",
     "attention": "hidden_size position_type num_hidden_layers decoder_layers num_hidden_groups",
     "feed-forward": "hidden_size intermediate_size decoder_intermediate_size residual",
@@ -53,6 +55,8 @@ def fields_of(box: Box, config) -> dict[str, Any]:
     names = [name for key in (attribute, box.kind) for name in _PLACED.get(key, "").split()]
     if attribute == "embedding_norm":
         names += _NORMS_ALONE
+    elif attribute == "end":
+        names = _PLACED[attribute].split()
     else:
         names += [name for name, axis in known.items() if axis.group in _GROUPS.get(box.kind, ())]
         names += BLOCKS["residual"][config.residual].fields if box.kind == "residual" else ()

@@ -18,6 +18,7 @@ from .words import (
     added_title,
     attended_title,
     attention_words,
+    end_words,
     feed_forward_words,
     head_title,
     kind_titles,
@@ -139,7 +140,12 @@ class Anatomy:
         yield from self.heads
 
 
-SUBLAYERS = {"self_attn": "Self-attention", "cross_attn": "Cross-attention", "mlp": "Feed-forward"}
+SUBLAYERS = {
+    "self_attn": "Self-attention",
+    "cross_attn": "Cross-attention",
+    "mlp": "Feed-forward",
+    "end": "Layer's end",
+}
 
 
 def anatomy(model: Any) -> Anatomy:
@@ -194,6 +200,9 @@ def _stack(stack: Stack, names: dict[int, str], reads: str) -> StackAnatomy:
         after.append(box("embedding_norm", "norm", norm_title(config)))
     if stack.embed_projection is not None:
         after.append(box("embed_projection", "embedding", "Projection", f"{width:,} → {config.hidden_size:,}"))
+    if stack.token_inputs is not None:
+        size = f"{vocabulary:,} {TIMES} {len(stack.layers)} {TIMES} {stack.token_inputs.size:,}"
+        after.append(box("token_inputs", "embedding", "Vectors for the layers", size))
     above: tuple[Box, ...] = () if stack.norm is None else (box("norm", "norm", norm_title(config, "Final ")),)
     if stack.final_projection is not None:
         above += (box("final_projection", "embedding", "Projection", f"{config.hidden_size:,} → {tokens:,}"),)
@@ -208,9 +217,12 @@ def _kinds(stack: Stack, side: str, prefix: str) -> tuple[LayerKind, ...]:
     layers: list[Any] = list(stack.layers)
     for index, layer in enumerate(layers):
         names = tuple(name for name, _ in layer.named_children())
-        signature = (layer.layer_type, layer.rotates, type(layer.mlp), len(layer.self_attn.heads), names)
+        inner = layer.mlp.up_proj.out_features if getattr(stack.config, "intermediate_sizes", None) else 0
+        reads = getattr(layer.self_attn, "k_proj", True) is None
+        kind = (layer.layer_type, layer.rotates, type(layer.mlp), len(layer.self_attn.heads), reads, inner)
+        signature = (*kind, names)
         groups.setdefault(signature, []).append(index)
-    titles = kind_titles(stack.config, [signature[:4] for signature in groups], [names for *_, names in groups])
+    titles = kind_titles(stack.config, [signature[:-1] for signature in groups], [names for *_, names in groups])
     kinds = []
     for title, indices in zip(titles, groups.values(), strict=True):
         layer = layers[indices[0]]
@@ -240,6 +252,9 @@ def _sublayer(stack: Stack, layer: nn.Module, side: str, prefix: str, name: str)
     elif hasattr(module, "state_bytes"):
         size, *more = module.words
         f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, tuple(more), mask="causal")
+    elif name == "end":
+        size, chips = end_words(module)
+        f = Box(role, prefix + name, "feed-forward", SUBLAYERS[name], size, code, chips)
     else:
         size, chips, experts = feed_forward_words(module, config)
         title = "Experts" if experts else SUBLAYERS[name]

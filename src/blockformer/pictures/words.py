@@ -5,7 +5,6 @@ from typing import Any
 
 from ..model.axes import BLOCKS
 from ..model.positions import RELATIVE_BIAS, SINUSOIDAL
-from ..model.rotary import rotary_size
 from .canvas import TIMES
 
 _POSITIONS = {
@@ -70,7 +69,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
     """Sizes and specialities of an attention."""
     config, count = module.config, len(module.heads)
     kinds = count // module.num_key_value_groups
-    size = f"{count} heads of {config.head_dim}"
+    size = f"{count} heads of {module.head_dim}"
     if kinds < count:
         size += f", {kinds} key/value head{'s' * (kinds > 1)}"
     chips: list[str] = []
@@ -90,9 +89,11 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
             chips.append("content · distance")
         elif config.position_type == "none":
             chips.append("no positions")
-    if not module.projects_states:
+    if config.kv_lora_rank:
         chips.append(f"latent keys and values, {config.kv_lora_rank:,}")
         chips += [f"latent queries, {config.q_lora_rank:,}"] if config.q_lora_rank else []
+    if config.is_varied:
+        chips += module.words
     if module.sliding_window:
         chips.append(f"window {config.sliding_window:,}" if module.is_causal else f"window ± {config.sliding_window:,}")
     if config.qk_norm:
@@ -117,7 +118,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
 def _rotary(config, layer_type: str) -> str:
     rope = config.rope_parameters
     rope = rope if "rope_type" in rope else rope[layer_type]
-    share = rotary_size(rope, config.head_dim) / config.head_dim
+    share = rope.get("partial_rotary_factor", 1.0)
     words = "rotary" if share == 1 else f"rotary on {share:.0%}"
     words = words if rope["rope_type"] == "default" else f"{words}, {rope['rope_type']}"
     return words if getattr(config, "query_growth", None) is None else f"{words}, queries grow"
@@ -147,13 +148,22 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
     return f"{width:,} → {inner:,} → {width:,}", tuple(chips), None
 
 
+def end_words(module: Any) -> tuple[str, tuple[str, ...]]:
+    """Sizes and specialities of a layer's use of a vector of the token."""
+    chips = ("stored factor",) * (module.scale is not None)
+    if not module.size:
+        return "", chips
+    width, inner = module.input_gate.in_features, module.size
+    return f"{width:,} → {inner:,} → {width:,}", (f"{TIMES} the token's vector", "norm", *chips)
+
+
 def _network(kind: type) -> str:
     """What a layer's feed-forward network is, of its class."""
     return "no network" if kind is type(None) else "experts" if kind.__name__.startswith("Sparse") else "dense"
 
 
 def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]) -> list[str]:
-    """What sets each kind of layers apart: of its type, whether it rotates, its feed-forward, heads and norms."""
+    """What sets each kind of layers apart: of its type, whether it rotates, network, heads, keys and norms."""
     types = {
         "full_attention": "full attention",
         "sliding_attention": f"window of {config.sliding_window or 0:,} tokens",
@@ -164,6 +174,8 @@ def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]
         ["rotary" if kind[1] else "no positions" for kind in kinds],
         [_network(kind[2]) for kind in kinds],
         [f"{kind[3]} heads" for kind in kinds],
+        ["keys of an earlier layer" if kind[4] else "" for kind in kinds],
+        [f"{kind[5]:,} wide" if kind[5] else "" for kind in kinds],
         ["" if "self_attn_pre_norm" in each else "no first norm" for each in names],
     ]
     varying = [aspect for aspect in aspects if len(set(aspect)) > 1]

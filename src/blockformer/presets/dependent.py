@@ -6,6 +6,7 @@ from typing import Any
 from ..declared_fields import has_states, is_idle
 from ..model.positions import adds_to_scores
 from ..model.states import WITHOUT_STATES
+from ..model.varied_attention import VARIED, WITHOUT_VARIED
 
 
 def _has_our_network(settings: Mapping[str, Any]) -> bool:
@@ -31,6 +32,15 @@ def _has_latents(settings: Mapping[str, Any]) -> bool:
     return settings["position_type"] == "rotary" and settings["attention_type"] is None
 
 
+def _may_vary(settings: Mapping[str, Any]) -> bool:
+    is_plain = settings["position_type"] in ("rotary", "none") and settings.get("qk_norm") in (None, False, True)
+    return is_plain and not has_states(settings) and not any(settings.get(name) for name in WITHOUT_VARIED)
+
+
+def _has_usual_layers(settings: Mapping[str, Any]) -> bool:
+    return settings["residual"] == "sequential" and not has_states(settings)
+
+
 def _have_one_kind(settings: Mapping[str, Any]) -> bool:
     return (settings["norm_placement"] == "post") == (settings["decoder_norm_placement"] == "post")
 
@@ -46,6 +56,8 @@ FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "query_growth": lambda settings: settings["position_type"] == "rotary" and not settings.get("kv_lora_rank"),
     "frequency_dtype": lambda settings: settings["position_type"] == "rotary",
     "layer_types": _may_keep_states,
+    **dict.fromkeys(VARIED, _may_vary),
+    **dict.fromkeys(("hidden_size_per_layer_input", "layer_scale"), _has_usual_layers),
     **dict.fromkeys(("sliding_window", "attn_logit_softcapping", "attention_sinks"), _has_plain_scores),
     "decoder_norm_placement": _have_one_kind,
     "residual": lambda settings: settings["norm_placement"] == "pre",

@@ -17,13 +17,14 @@ from ..files.side_file_kinds import same_bytes
 from ..model.axes import blocks_of
 from ..model.positions import RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL
 from ..model.release import STAMP
+from ..model.varied_attention import VARIED
 from ..model_classes import MODELS
 
 MODEL = Path(__file__).parents[1] / "model"
 EXTRA_CODE = {"custom_generate/generate.py": Path(__file__).with_name("custom_generate.py")}
 """Code that only some repos carry: its path there -> the file here."""
 STAND_IN = MODEL / "left_out.py"
-OPTIONAL: dict[str, tuple[str, Collection[Any]]] = {
+OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "alibi": ("position_type", ("alibi",)),
     "awq_linear": ("linear_bits", ()),
     "disentangled": ("position_type", ("disentangled",)),
@@ -36,10 +37,12 @@ OPTIONAL: dict[str, tuple[str, Collection[Any]]] = {
     "rotary": ("position_type", ("rotary",)),
     "sinusoidal": ("position_type", SINUSOIDAL),
     "token_dropout": ("token_dropout", ()),
+    "token_inputs": (("hidden_size_per_layer_input", "intermediate_sizes", "layer_scale"), ()),
+    "varied_attention": (VARIED, ()),
 }
 """Modules that a repo has only if its config needs them, else `STAND_IN` under their names.
 
-The field that says so, and its values; where none are listed, all that are true.
+The field that says so, or several, and its values; where none are listed, all that are true.
 """
 _IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
 THIRD_PARTY = frozenset({"torch", "transformers"})
@@ -82,7 +85,10 @@ def code_files(config: PretrainedConfig) -> dict[str, Path]:
 def left_out(config: PretrainedConfig) -> set[str]:
     """Those of `OPTIONAL` that neither a config nor a block of it needs."""
     needed = {name for block in blocks_of(config) for name in _IMPORT.findall(block.source.decode())}
-    return {name for name, need in OPTIONAL.items() if name not in needed and not is_set(vars(config), *need)}
+    for name, (fields, values) in OPTIONAL.items():
+        if any(is_set(vars(config), field, values) for field in ([fields] if isinstance(fields, str) else fields)):
+            needed.add(name)
+    return OPTIONAL.keys() - needed
 
 
 def topology_files(config_class: type[PretrainedConfig]) -> list[Path]:

@@ -25,7 +25,7 @@ _WIDTHS = frozenset(
     "hidden_size intermediate_size embedding_size token_embedding_size num_attention_heads num_key_value_heads "
     "head_dim decoder_intermediate_size moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank "
     "v_head_dim linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
-    "mamba_n_heads mamba_d_head mamba_d_state mamba_n_groups".split()
+    "mamba_n_heads mamba_d_head mamba_d_state mamba_n_groups hidden_size_per_layer_input".split()
 )
 _SHARED = (
     *(".k_proj", ".v_proj", ".k_rope_proj", ".kv_a_proj", ".q_a_proj"),
