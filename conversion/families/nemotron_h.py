@@ -56,8 +56,6 @@ EXPERT_FIELDS = {
 }
 """Official field of experts -> ours."""
 GROUPS = expert_groups(2)
-
-
 NETWORKS = {
     "-": module_rules(NETWORK),
     "E": [
@@ -93,6 +91,8 @@ class Turns:
             sizes["mlp_layers"] = [bool(each) for each in networks]
         if "E" in letters:
             sizes |= {ours: getattr(official.config, theirs) for theirs, ours in EXPERT_FIELDS.items()}
+            if not sizes["shared_expert_intermediate_size"]:  # the class takes the width of a dense layer then
+                sizes["shared_expert_intermediate_size"] = official.config.intermediate_size
             sizes |= {**FLOAT32_ROUTER, **GROUPS.read(official), "router_aux_loss_coef": 0.0}
             if "-" in letters:
                 sizes["mlp_layer_types"] = ["dense" if each == "-" else "sparse" for each in networks]
