@@ -110,7 +110,7 @@ def test_drafts_behind_a_window_are_taken_back(way, untraced):
 FAMILIES = "gpt2 llama mistral opt bert-decoder t5-v1.1 umt5 marian bart qwen3_moe gpt_oss qwen3_5_text lfm2".split()
 
 
-STATES = {"qwen3_5_text": "linear_attention", "lfm2": "conv", "nemotron_h": "state_space"}
+STATES = {"qwen3_5_text": "linear_attention", "lfm2": "conv"}
 
 
 def family_pair(family):
@@ -122,6 +122,7 @@ def family_pair(family):
         settings |= {"token_embedding_size": 20, "norm_placement": "post", "final_norm": False}
     if family == "nemotron_h":
         settings |= {"num_experts": 6, "moe_intermediate_size": 24, "moe_latent_size": 20, "mlp_layers": None}
+        settings |= {"layer_types": ["state_space", "full_attention"]}
     if family in STATES:
         settings |= {"layer_types": [STATES[family], "full_attention"]}
     if family == "mistral":
