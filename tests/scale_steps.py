@@ -63,6 +63,18 @@ MODELS = {
             layer_types=None,
         )
     ),
+    "experts without a gate, in a latent": lambda: blockformer.BlockformerDecoderForCausalLM(
+        blockformer.preset(
+            "nemotron_h",
+            num_key_value_heads=2,
+            head_dim=16,
+            **{**EXPERTS, **SIZES, "num_hidden_layers": 3},
+            layer_types=["full_attention", "state_space", "full_attention"],
+            mlp_layers=[True, False, True],
+            mlp_layer_types=["dense", "dense", "sparse"],
+            moe_latent_size=40,
+        )
+    ),
     "pruned heads": lambda: blockformer.BlockformerDecoderForCausalLM(
         blockformer.preset("gpt2", **SIZES, pruned_heads={0: [1], 1: [0, 2]})
     ),

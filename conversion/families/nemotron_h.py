@@ -1,7 +1,7 @@
-"""Nemotron-H and Nemotron Nano 2 (NVIDIA, 2025): selective state spaces, some attention, and squared ReLU, in turn.
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 (NVIDIA, 2025): selective state spaces, some attention, squared ReLU.
 
-Each official layer is one residual step: attention, a state space, or a feed-forward network. One of the first two and
-the network after it, if there is one, are a layer of ours.
+Each official layer is one residual step: attention, a state space, a feed-forward network or experts, which have no
+gate. One of the first two and the network after it, if there is one, are a layer of ours.
 """
 
 import itertools
@@ -13,12 +13,14 @@ from transformers import PretrainedConfig
 from blockformer.files.errors import ConversionError
 
 from ..rules.table import Rule, module_rules
+from ..storage.experts import OneByOne
 from ..storage.spelling import Prefix
 from ..values import NotExpressible
 from .bamba import SCAN, scan_rules, twice_the_width
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderSettings
 from .shared import LLAMA, fields_without
+from .with_experts import DEEPSEEK_FIELDS, FLOAT32_ROUTER, SELECTION_BIAS, ExpertNames, expert_groups
 
 FULL = "full_attention"
 MIXERS = {"M": SCAN, "*": FULL}
@@ -26,6 +28,15 @@ MIXERS = {"M": SCAN, "*": FULL}
 LETTERS = {"linear_attention": "M", "mamba": "M", FULL: "*", "attention": "*", "mlp": "-", "moe": "E"}
 ATTENTIONS = {f"mixer.{name}_proj": f"self_attn.{name}_proj" for name in "qkvo"}
 NETWORK = {f"mixer.{name}_proj": f"mlp.{name}_proj" for name in ("up", "down")}
+OF_EXPERTS = {
+    "gate": "gate",
+    **{f"shared_experts.{name}_proj": f"shared_expert.{name}_proj" for name in ("up", "down")},
+    "fc1_latent_proj": "to_latent",
+    "fc2_latent_proj": "from_latent",
+}
+"""Modules of a layer of experts, official and ours."""
+STACKS = (f"gate.{SELECTION_BIAS}", "experts.up_proj", "experts.down_proj")
+"""Its other tensors, the same in both."""
 SIZES = {
     "mamba_num_heads": "mamba_n_heads",
     "mamba_head_dim": "mamba_d_head",
@@ -38,10 +49,21 @@ SIZES = {
     "time_step_min": "mamba_step_min",
 }
 """Official field of a state space -> ours."""
-NO_EXPERTS = (
-    "its experts have no gate, and no experts here are like that; run the model with transformers, or convert one of "
-    "the family without experts"
-)
+EXPERT_FIELDS = {
+    **DEEPSEEK_FIELDS,
+    "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+    "moe_latent_size": "moe_latent_size",
+}
+"""Official field of experts -> ours."""
+GROUPS = expert_groups(2)
+NETWORKS = {
+    "-": module_rules(NETWORK),
+    "E": [
+        *(rule.under("mixer.", "mlp.") for rule in module_rules(OF_EXPERTS)),
+        *(Rule(f"mixer.{name}", f"mlp.{name}") for name in STACKS),
+    ],
+}
+"""Letter of an official layer without attention -> its rules, without its prefix."""
 
 
 class Turns:
@@ -50,59 +72,80 @@ class Turns:
     def read(self, official):
         """See `Value.read`."""
         letters = [LETTERS.get(kind, "?") for kind in official.config.layer_types]
-        if "E" in letters:
-            raise ConversionError(f"config.json: some layers are experts (E in hybrid_override_pattern): {NO_EXPERTS}")
-        kinds, networks = [], []
+        kinds: list[str] = []
+        networks: list[str] = []
         for letter in letters:
             if letter in MIXERS:
                 kinds.append(MIXERS[letter])
-                networks.append(False)
-            elif letter == "-" and networks and not networks[-1]:
-                networks[-1] = True
+                networks.append("")
+            elif letter in NETWORKS and networks and not networks[-1]:
+                networks[-1] = letter
             else:
                 pattern = "".join(letters)
-                fix = "here a feed-forward network follows attention or a state space"
+                fix = "here a feed-forward network or experts follow attention or a state space"
                 raise ConversionError(
-                    f"config.json: the layers are {pattern} (M state space, * attention, - network): {fix}"
+                    f"config.json: the layers are {pattern} (M state space, * attention, - network, E experts): {fix}"
                 )
         sizes = {ours: getattr(official.config, theirs) for theirs, ours in SIZES.items()} if SCAN in kinds else {}
         if not all(networks):
-            sizes["mlp_layers"] = networks
+            sizes["mlp_layers"] = [bool(each) for each in networks]
+        if "E" in letters:
+            sizes |= {ours: getattr(official.config, theirs) for theirs, ours in EXPERT_FIELDS.items()}
+            if not sizes["shared_expert_intermediate_size"]:  # the class takes the width of a dense layer then
+                sizes["shared_expert_intermediate_size"] = official.config.intermediate_size
+            sizes |= {**FLOAT32_ROUTER, **GROUPS.read(official), "router_aux_loss_coef": 0.0}
+            if "-" in letters:
+                sizes["mlp_layer_types"] = ["dense" if each == "-" else "sparse" for each in networks]
         layers = {"layer_types": kinds, "num_hidden_layers": len(kinds), "sliding_window": None}
         return {**layers, **sizes}
 
     def write(self, config, head):
         """See `Value.write`."""
-        letters = {kind: letter for letter, kind in MIXERS.items()}
-        if strange := sorted(set(config.layer_types) - set(letters)):
+        if strange := sorted(set(config.layer_types) - {*MIXERS.values()}):
             raise NotExpressible("layer_types", f"{SCAN} and {FULL}", strange[0])
-        pairs = zip(config.layer_types, networks_of(config), strict=True)
-        pattern = "".join(letters[kind] + "-" * has_network for kind, has_network in pairs)
         sizes = {theirs: getattr(config, ours) for theirs, ours in SIZES.items()} if SCAN in config.layer_types else {}
-        return {"hybrid_override_pattern": pattern, **sizes}
+        if config.num_experts:
+            if not config.shared_expert_intermediate_size:
+                raise NotExpressible("shared_expert_intermediate_size", "above 0", 0)
+            sizes |= {theirs: getattr(config, ours) for theirs, ours in EXPERT_FIELDS.items()}
+            sizes |= {"n_shared_experts": 1, **GROUPS.write(config, head)}
+        return {"hybrid_override_pattern": pattern_of(config), **sizes}
 
 
-def networks_of(config: PretrainedConfig) -> list[bool]:
-    """Whether each of our layers has a feed-forward network."""
-    return config.mlp_layers or [True] * config.num_hidden_layers
+def networks_of(config: PretrainedConfig) -> list[str]:
+    """Each of our layers' feed-forward network as the letter of its official layer; empty where it has none."""
+    kinds = config.mlp_layer_types or ["dense"] * config.num_hidden_layers
+    pairs = zip(kinds, config.mlp_layers or [True] * config.num_hidden_layers, strict=True)
+    return [("E" if kind == "sparse" else "-") if has_network else "" for kind, has_network in pairs]
+
+
+def pattern_of(config: PretrainedConfig) -> str:
+    """The official layers of our layers, a letter each."""
+    letters = {kind: letter for letter, kind in MIXERS.items()}
+    pairs = zip(config.layer_types, networks_of(config), strict=True)
+    return "".join(letters[kind] + network for kind, network in pairs)
 
 
 @dataclass(kw_only=True, eq=False)
-class TurnsNames(DecoderNames):
+class TurnsNames(ExpertNames):
     """The names of a decoder whose official layers are one or two to each of ours."""
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """See `DecoderNames.stack_rules`."""
         rules, place = super().stack_rules(config), 0
-        for layer, (kind, has_network) in enumerate(zip(config.layer_types, networks_of(config), strict=True)):
+        for layer, (kind, network) in enumerate(zip(config.layer_types, networks_of(config), strict=True)):
             ours = f"layers.{layer}."
             mixer = scan_rules(config, "mixer") if kind == SCAN else module_rules(ATTENTIONS)
             parts = [[*mixer, *module_rules({"norm": "self_attn_pre_norm"})]]
-            parts += [module_rules({**NETWORK, "norm": "mlp_pre_norm"})] * has_network
+            parts += [[*NETWORKS[network], *module_rules({"norm": "mlp_pre_norm"})]] if network else []
             for part in parts:
                 rules += [rule.under(f"layers.{place}.", ours) for rule in part]
                 place += 1
         return rules
+
+    def sparse_places(self, config: PretrainedConfig) -> list[str]:
+        """See `ExpertNames.sparse_places`."""
+        return [f"layers.{place}." for place, letter in enumerate(pattern_of(config)) if letter == "E"]
 
 
 def in_turns(settings: dict) -> list[Any]:
@@ -132,6 +175,8 @@ FAMILY = Family(
     },
     names=TurnsNames(
         layer={},
+        published=OneByOne("mixer.", ("up_proj", "down_proj"), in_class="mixer."),
+        sparse_rules=lambda config: [],  # in `stack_rules`, layer by layer
         outer={"embeddings": "embed_tokens", "norm_f": "norm"},
         spellings=[Prefix("backbone.", "model.", ())],
         outside=["mtp.*"],

@@ -90,9 +90,9 @@ class ExpertNames(DecoderNames):
 
     def storage(self, variant, config):
         """See `Names.storage`."""
-        if self.published is None or STACKED in variant.traits:
+        if self.published is None or STACKED in variant.traits or not config.num_experts:
             return []
-        layers = [self.head(variant).root + self.layers]
+        layers = [self.head(variant).root + place for place in self.sparse_places(config)]
         if self.further is not None:
             layers += self.further.places(config, config.num_nextn_predict_layers)
         given = (self._of_sparse_layer, [self.bias_of_choice], config.num_experts)
@@ -102,6 +102,10 @@ class ExpertNames(DecoderNames):
         """See `DecoderNames.stack_rules`."""
         sparse = self._usual_rules() if self.sparse_rules is None else self.sparse_rules(config)
         return [*super().stack_rules(config), *(rule.under(self.layers, LAYER) for rule in sparse)]
+
+    def sparse_places(self, config: PretrainedConfig) -> list[str]:
+        """What the official names of sparse layers begin with, without a head's prefix."""
+        return [self.layers]
 
     @property
     def _of_sparse_layer(self) -> dict[str, str]:

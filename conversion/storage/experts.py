@@ -49,16 +49,18 @@ class OneByOne:
     """How published checkpoints hold a sparse layer.
 
     Attributes:
-        block: what the names of its tensors begin with, without the layer's prefix; in the class it is "mlp.".
-        parts: what an expert's gate, up and down projection are called.
+        block: what the names of its tensors begin with, without the layer's prefix.
+        parts: what an expert's gate, up and down projection are called, or of one without a gate the last two.
         statics: the name of the router's selection bias [1, E], which the class has in its gate; None: it is not moved.
         modules: module in the class -> what it is called here, where that is something else.
+        in_class: what those names begin with in the class.
     """
 
     block: str = "mlp."
-    parts: tuple[str, str, str] = PARTS
+    parts: tuple[str, ...] = PARTS
     statics: str | None = None
     modules: Mapping[str, str] = field(default_factory=dict)
+    in_class: str = "mlp."
 
     def rules(self, layer: str, modules: Iterable[str], tensors: Iterable[str], experts: int) -> list[Rule]:
         """Tensors of the file -> of the class.
@@ -69,14 +71,16 @@ class OneByOne:
             tensors: its other tensors.
             experts: how many experts there are.
         """
-        theirs, ours = layer + self.block, f"{layer}mlp."
+        theirs, ours = layer + self.block, layer + self.in_class
         rules = []
         if theirs != ours:
             rules += module_rules({theirs + self.modules.get(name, name): ours + name for name in modules})
             rules += [Rule(theirs + name, ours + name) for name in tensors]
         if self.statics is not None:
             rules.append(Rule(theirs + self.statics, f"{ours}gate.{self.statics}"))
-        for target, parts in (("experts.gate_up_proj", self.parts[:2]), ("experts.down_proj", self.parts[2:])):
+        *first, down = self.parts
+        name = "gate_up_proj" if len(first) > 1 else "up_proj"
+        for target, parts in ((f"experts.{name}", first), ("experts.down_proj", [down])):
             names = [f"{theirs}experts.{i}.{part}.weight" for i in range(experts) for part in parts]
             rules.append(Rule(tuple(names), ours + target, StackExperts(experts, len(parts))))
         return rules

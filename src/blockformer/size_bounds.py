@@ -13,7 +13,7 @@ from .model.runtime import PACKAGE
 MOST_NUMBERS = 10**13
 _WIDTHS = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
-    *("kv_lora_rank", "q_lora_rank"),
+    *("moe_latent_size", "kv_lora_rank", "q_lora_rank"),
 )
 _TABLES = (
     *("vocab_size", "decoder_vocab_size", "type_vocab_size", "task_type_vocab_size", "max_position_embeddings"),

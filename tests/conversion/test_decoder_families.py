@@ -116,6 +116,7 @@ CONV_EXPERTS |= {"num_experts_per_tok": 3}
 SCANS = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "initializer_range": 0.1}
 NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "head_dim": 16}
 NEMOTRON |= {"initializer_range": 0.1}
+NEMOTRON_EXPERTS = {**NEMOTRON, **DEEPSEEK_EXPERTS, "moe_shared_expert_intermediate_size": 40}
 SHARED_GRANITE = {
     **MULTIPLIERS,
     "logits_scaling": 0.5,
@@ -174,6 +175,12 @@ ROWS = [
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*M-*-", "mlp_bias": True, "head_dim": 8}, shards=True),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-*-", "use_conv_bias": False, "time_step_min": 1e-4}),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*-*-"}),
+    Row("nemotron_h", NEMOTRON_EXPERTS | {"hybrid_override_pattern": "MEM*E"}, shards=True),
+    Row(
+        "nemotron_h",
+        NEMOTRON_EXPERTS | GROUPS | {"hybrid_override_pattern": "M-*EM", "moe_latent_size": 20, "mlp_bias": True},
+    ),
+    Row("nemotron_h", NEMOTRON_EXPERTS | {"hybrid_override_pattern": "*E*E", "norm_topk_prob": False}),
     Row("apertus"),
     Row("apertus", {"attention_bias": True, "hidden_act": "relu2", **TIED}, shards=True),
     Row("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
@@ -537,13 +544,9 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
     ("family", "entries", "message"),
     [
         ("falcon_h1", {}, "'falcon_h1' is not supported: each of its layers adds attention and a state space"),
-        (
-            "nemotron_h",
-            {"hybrid_override_pattern": "ME*-"},
-            r"some layers are experts \(E in .*\): its experts have no gate",
-        ),
-        ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network follows"),
-        ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network follows"),
+        ("nemotron_h", {"hybrid_override_pattern": "ME-*"}, r"the layers are ME-\* .* a feed-forward network or exp"),
+        ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network or exp"),
+        ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network or exp"),
         ("bamba", {"attn_layer_indices": [1], "time_step_limit": [0.0, 2.0]}, "steps have no upper bound here"),
         ("bamba", {"attn_layer_indices": []}, "layer_types names 'state_space': add a layer of 'full_attention'"),
     ],

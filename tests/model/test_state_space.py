@@ -114,10 +114,11 @@ def test_the_library_makes_caches_and_saves_configs_of_such_layers(tmp_path):
 
 
 @torch.no_grad()
-def test_a_layer_without_a_network_is_one_whose_network_adds_nothing():
-    whole, ids = model(norm_placement="pre_output"), token_ids(2, 9, vocab=97)
+@pytest.mark.parametrize("experts", [{}, {"num_experts": 4, "gated_mlp": False}], ids=["dense", "experts"])
+def test_a_layer_without_a_network_is_one_whose_network_adds_nothing(experts):
+    whole, ids = model(norm_placement="pre_output", **experts), token_ids(2, 9, vocab=97)
     whole.model.layers[0].mlp_output_norm.weight.zero_()
-    less = model(norm_placement="pre_output", mlp_layers=[False, True])
+    less = model(norm_placement="pre_output", mlp_layers=[False, True], **experts)
     less.load_state_dict({name: each for name, each in whole.state_dict().items() if ".0.mlp" not in name})
     assert_close(less(ids).logits, whole(ids).logits)
     text = less.generate(ids, max_new_tokens=4, do_sample=False)
@@ -132,7 +133,6 @@ def test_a_layer_without_a_network_is_one_whose_network_adds_nothing():
         ({"mlp_layers": "all"}, "mlp_layers must list a bool for each layer, not 'all'"),
         ({"mlp_layers": 3}, "mlp_layers must list a bool for each layer, not 3"),
         ({"residual": "parallel"}, "mlp_layers is not supported with residual='parallel'"),
-        ({"num_experts": 4}, "mlp_layers is not supported with num_experts=4"),
     ],
 )
 def test_networks_of_some_layers_that_cannot_be(fields, message):

@@ -15,6 +15,7 @@ from ..model.runtime import PACKAGE
 from . import accelerator, eight_bit_head, step
 from .attention import PreparedAttention, UnpaddedAttention, UnpaddedDisentangledAttention, sdpa_attention
 from .decoding import Decoding
+from .delta_kernels import apply_rule
 from .four_bit_rows import can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .latent import PreparedLatentAttention
@@ -287,4 +288,5 @@ def plug_in() -> None:
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
     PACKAGE["usual_runtime"] = lambda usual, model: LoadedRuntime()
     PACKAGE["prepare_for_inference"] = lambda usual, model, **options: prepare_for_inference(model, **options)
+    PACKAGE["apply_rule"] = apply_rule
     PACKAGE["prepare_for_training"] = lambda usual, model: prepare_for_training(model)

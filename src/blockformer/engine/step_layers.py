@@ -46,8 +46,8 @@ class StepExperts(Experts):
 
     def forward(self, tokens, experts, weights):
         """Tokens [N, C] by the experts int64 [N, k], each with its weight [N, k]."""
-        gate_up = _products(tokens[:, None], self.gate_up_proj, self.gate_up_proj_bias, experts)
-        output = _products(self._apply_gate(gate_up), self.down_proj, self.down_proj_bias, experts)
+        inner = self._apply_gate(_products(tokens[:, None], self.first_proj, self.gate_up_proj_bias, experts))
+        output = _products(inner, self.down_proj, self.down_proj_bias, experts)
         return (output * weights[..., None]).sum(1).to(tokens.dtype)
 
 

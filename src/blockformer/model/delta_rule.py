@@ -20,6 +20,7 @@ from .axes import axis, flag
 from .blocks import block
 from .feed_forward import ACT2FN
 from .normalization import RMSNorm
+from .runtime import by_package
 from .states import MatrixStates, states_of
 
 CHUNK = 64
@@ -195,16 +196,22 @@ class GatedDeltaRule(MatrixStates):
                 state = state.clone()  # the cache writes over it
             elif state is None:
                 state = value.new_zeros(*value.shape[:2], self.key_size, self.value_size)
-            given = (query, key, value, decay.transpose(1, 2), step.transpose(1, 2), state.to(wide))
-            if query.shape[2] > 1:
-                output, state = delta_rule_by_chunk(*given, sequences)
-            else:
-                output, state = (delta_rule_by_token if torch.is_grad_enabled() else delta_rule_of_one)(*given)
+            decay, step = decay.transpose(1, 2), step.transpose(1, 2)
+            given = (query, key, value, decay, step, state.to(wide))
+            output, state = self.apply_rule(*given, sequences, projected.dtype)
             if held is not None:
                 held.update_recurrent_state(state)
             output = self.norm(output.transpose(1, 2).to(self.norm.weight.dtype))  # [B, T, H, V]
             output = output.flatten(2) * F.silu(gate.to(wide))
         return self.out_proj(output.to(projected.dtype))
+
+    @by_package
+    def apply_rule(self, query, key, value, decay, step, state, sequences, dtype):
+        """Outputs and state as `delta_rule_by_chunk` gives them; the layer's own states are of this dtype."""
+        given = (query, key, value, decay, step, state)
+        if query.shape[2] > 1:
+            return delta_rule_by_chunk(*given, sequences)
+        return (delta_rule_by_token if torch.is_grad_enabled() else delta_rule_of_one)(*given)
 
     def _by_head(self, states):
         """[B, T, G or H, size] -> [B, H, T, size]; key heads are repeated for value heads."""

@@ -1,6 +1,7 @@
 """Mixtures of experts (Shazeer et al., 2017): feed-forward networks of which a router picks some for each token.
 
-N tokens, C hidden size, E experts, k of them for a token, I inner width of an expert.
+N tokens, C hidden size, L width of what experts read (C as a rule), E experts, k of them for a token, I inner width of
+an expert.
 """
 
 from dataclasses import dataclass, fields
@@ -27,6 +28,9 @@ class ExpertsFields(Part):
     num_experts_per_tok: int = axis(2, "a positive integer", "feed-forward", "experts k that a token passes through")
     moe_intermediate_size: int | None = axis(
         None, "a positive integer", "feed-forward", "inner width of an expert; None means intermediate_size"
+    )
+    moe_latent_size: int | None = axis(
+        None, "a positive integer", "feed-forward", "width L that tokens have in experts; None means hidden_size"
     )
     mlp_layer_types: list | None = axis(
         None, "a list", "feed-forward", "dense or sparse for each layer; None: sparse if there are experts"
@@ -80,7 +84,10 @@ class ExpertsFields(Part):
             raise ValueError(f"mlp_layer_types must list 'dense' or 'sparse' for each layer, not {types!r}.")
         if self.shared_expert_gate and not self.shared_expert_intermediate_size:
             raise ValueError("shared_expert_gate=True needs shared_expert_intermediate_size: set it, in features.")
-        if wrong := [name for name in _EXCLUDED if getattr(self, name, None)] + ["gated_mlp"] * (not self.gated_mlp):
+        for name in ("expert_bias", "expert_gate_limit") if not self.gated_mlp else ():
+            if value := getattr(self, name):
+                raise ValueError(f"{name}={value} with gated_mlp=False is not supported: leave one of them out.")
+        if wrong := [name for name in _EXCLUDED if getattr(self, name, None)]:
             raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])} is not supported with experts: leave it out.")
 
     def share_out(self, plan, has_cross_attention):
@@ -89,11 +96,14 @@ class ExpertsFields(Part):
         if self.num_experts and "dense" not in self.mlp_layer_types:
             for name in [name for name in plan if name.startswith(mlp)]:
                 del plan[name]
+        up = "gate_up_proj" if self.gated_mlp else "up_proj"
         if self.shared_expert_intermediate_size:
-            styles = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
+            styles = {"gate_proj": "colwise"} if self.gated_mlp else {}
+            styles |= {"up_proj": "colwise", "down_proj": "rowwise"}
             plan |= {f"{mlp}shared_expert.{name}": style for name, style in styles.items()}
         if self.num_experts and not self.expert_bias:
-            plan |= {f"{mlp}experts.gate_up_proj": "packed_colwise", f"{mlp}experts.down_proj": "rowwise"}
+            style = "packed_colwise" if self.gated_mlp else "colwise"
+            plan |= {f"{mlp}experts.{up}": style, f"{mlp}experts.down_proj": "rowwise"}
             plan[f"{mlp}experts"] = "moe_tp_experts"
 
 
@@ -160,16 +170,20 @@ class Router(DrawnModule):
 
 @use_experts_implementation
 class Experts(DrawnModule):
-    """E gated feed-forward networks; `experts_implementation` names the way to multiply by them, "eager" this one.
+    """E feed-forward networks; `experts_implementation` names the way to multiply by them, "eager" this one.
 
-    Tokens [N, C], their experts [N, k] and weights [N, k] -> the weighted sums of the experts' outputs [N, C].
+    Tokens [N, L], their experts [N, k] and weights [N, k] -> the weighted sums of the experts' outputs [N, L].
     """
 
     def __init__(self, config):
         super().__init__()
-        count, width, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        count, inner = config.num_experts, config.moe_intermediate_size
+        width = config.moe_latent_size or config.hidden_size
         self.num_experts = count
-        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, width))
+        if config.gated_mlp:
+            self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, width))
+        else:
+            self.up_proj = nn.Parameter(torch.empty(count, inner, width))
         self.down_proj = nn.Parameter(torch.empty(count, width, inner))
         self.gate_up_proj_bias = nn.Parameter(torch.empty(count, 2 * inner)) if config.expert_bias else None
         self.down_proj_bias = nn.Parameter(torch.empty(count, width)) if config.expert_bias else None
@@ -180,13 +194,20 @@ class Experts(DrawnModule):
         for expert in experts.unique().tolist():  # on an accelerator this waits
             rows, places = torch.where(experts == expert)
             bias, down_bias = (b if b is None else b[expert] for b in (self.gate_up_proj_bias, self.down_proj_bias))
-            inner = self._apply_gate(F.linear(tokens[rows], self.gate_up_proj[expert], bias))
+            inner = self._apply_gate(F.linear(tokens[rows], self.first_proj[expert], bias))
             states = F.linear(inner, self.down_proj[expert], down_bias) * weights[rows, places, None]
             output.index_add_(0, rows, states.to(output.dtype))
         return output
 
+    @property
+    def first_proj(self):
+        """The matrices of gates and inner states [E, 2 I, L], or without gates [E, I, L]."""
+        return self.gate_up_proj if self.has_gate else self.up_proj
+
     def _apply_gate(self, states):
-        """[..., 2 I] -> [..., I]; the library's other ways call it by this name."""
+        """[..., 2 I or I] -> [..., I]; the library's other ways call it by this name."""
+        if not self.has_gate:
+            return self.act_fn(states)
         gate, up = states.chunk(2, dim=-1)
         if self.limit is None:
             return self.act_fn(gate) * up
@@ -200,14 +221,19 @@ class SparseFeedForward(nn.Module):
         super().__init__()
         shared = config.shared_expert_intermediate_size
         self.gate, self.experts = Router(config), Experts(config)
-        self.experts.has_bias = config.expert_bias
+        self.experts.has_bias, self.experts.has_gate = config.expert_bias, config.gated_mlp
+        latent, width, bias = config.moe_latent_size, config.hidden_size, config.mlp_bias is True
+        self.to_latent = nn.Linear(width, latent, bias=bias) if latent else None
+        self.from_latent = nn.Linear(latent, width, bias=bias) if latent else None
         self.shared_expert = FeedForward(config, shared) if shared else None
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
 
     def forward(self, hidden_states):
         tokens = hidden_states.flatten(0, -2)  # [N, C]
         _, weights, experts = self.gate(tokens)
-        output = self.experts(tokens, experts, weights.to(tokens.dtype)).view_as(hidden_states)
+        read = tokens if self.to_latent is None else self.to_latent(tokens)
+        output = self.experts(read, experts, weights.to(tokens.dtype))
+        output = (output if self.from_latent is None else self.from_latent(output)).view_as(hidden_states)
         if self.shared_expert is None:
             return output
         shared, gate = self.shared_expert(hidden_states), self.shared_expert_gate

@@ -15,7 +15,7 @@ PACKAGE: dict[str, Callable] = {}
 
 
 def by_package(method):
-    """A method of a config or a model that reads or writes files, or prepares: the package comes first, if imported."""
+    """A method for which the package may have another way, files and kernels: that comes first, if it is imported."""
 
     @functools.wraps(method)
     def method_by_package(self, *args, **kwargs):

@@ -177,9 +177,8 @@ class StateSpace(MatrixStates):
         is_list = isinstance(has, list) and all(isinstance(each, bool) for each in has)
         if not is_list or len(has) != config.num_hidden_layers:
             raise ValueError(f"mlp_layers must list a bool for each layer, not {has!r}.")
-        for name, value in {"num_experts": 0, "residual": "sequential"}.items():
-            if (given := getattr(config, name) or value) != value:  # None where experts are left out
-                raise ValueError(f"mlp_layers is not supported with {name}={given!r}: leave one of them out.")
+        if config.residual != "sequential":
+            raise ValueError(f"mlp_layers is not supported with residual={config.residual!r}: leave one of them out.")
 
     def init_tensors(self) -> None:
         """Draw rates A and steps d of all sizes for a fresh model; a step is softplus of its bias and what is added."""

@@ -88,10 +88,10 @@ class StateLayer(nn.Module):
         if mask.dim() != 2:
             fix = "give one of [batch, length], 0 for padding; a state cannot leave out anything else"
             raise ValueError(f"attention_mask is {[*mask.shape]}, and some layers keep a state: {fix}.")
-        mask = mask[:, places]
+        mask = mask[:, places] != 0
         if not is_readable(mask):
             return mask
-        if positions is not None and _begins_again(mask != 0, positions):
+        if positions is not None and _begins_again(mask, positions):
             fix = "pack texts without padding and leave attention_mask out, or give one text a row"
             raise ValueError(f"position_ids begin again in a row that attention_mask hides tokens of: {fix}.")
         return None if mask.all() else mask
@@ -101,7 +101,8 @@ class StateLayer(nn.Module):
 
         Args:
             hidden_states: the states.
-            attention_mask: int [B, T], each token's sequence in its row, from 1 on, and 0 for padding; or None.
+            attention_mask: bool [B, T], where tokens are and not padding; or int [B, T], each token's sequence in its
+                row, from 1 on; or None.
             past_key_values: a cache of the library's whose layer here is a `LinearAttentionLayer`, or None.
             head_mask: None; there are other heads here than elsewhere, or none.
             kwargs: what attention gets beyond it, which nothing reads.
@@ -113,10 +114,11 @@ class StateLayer(nn.Module):
         if head_mask is not None:
             raise ValueError(f"head_mask is not supported with layer_types of '{self.kind}': leave it out.")
         sequences = is_token = None
-        if attention_mask is not None:
-            is_token = (attention_mask != 0)[..., None].to(hidden_states.dtype)
+        if attention_mask is not None and attention_mask.dtype is not torch.bool:
+            sequences = attention_mask
+        elif attention_mask is not None:  # padding changes no state
+            is_token = attention_mask[..., None].to(hidden_states.dtype)
             hidden_states = hidden_states * is_token
-            sequences = attention_mask.long().cummax(-1).values.clamp(min=1)  # padding changes no state
         held = _layer_of(past_key_values, self.layer_idx, len(hidden_states))
         return self.mix(hidden_states, is_token, sequences, held), None
 

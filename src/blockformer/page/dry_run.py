@@ -92,8 +92,8 @@ def own_flops(module: Any, args: tuple, read: torch.Tensor | None, output: Any) 
     if isinstance(module, Router):
         return 2 * read.numel() * module.config.num_experts
     if isinstance(module, Experts):
-        passes = args[1].numel()  # of tokens through experts, each a gate, an up and a down projection
-        return 2 * passes * 3 * read.shape[1] * module.down_proj.shape[-1]
+        passes = args[1].numel()  # of tokens through experts
+        return 2 * passes * (module.first_proj[0].numel() + module.down_proj[0].numel())
     return 0
 
 

@@ -11,7 +11,7 @@ SIZES = frozenset(
     "vocab_size decoder_vocab_size hidden_size embedding_size token_embedding_size num_hidden_layers decoder_layers "
     "intermediate_size decoder_intermediate_size max_position_embeddings num_attention_heads head_dim type_vocab_size "
     "task_type_vocab_size num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size "
-    "linear_group_size norm_eps intermediate_sizes hidden_size_per_layer_input num_shared_kv_layers "
+    "moe_latent_size linear_group_size norm_eps intermediate_sizes hidden_size_per_layer_input num_shared_kv_layers "
     "position_offset num_hidden_groups sliding_window layer_types decoder_layer_types mlp_layer_types rope_layers "
     "mlp_layers num_key_value_heads pruned_heads kv_lora_rank q_lora_rank v_head_dim num_expert_groups".split()
 )

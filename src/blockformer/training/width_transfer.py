@@ -25,11 +25,11 @@ _WIDTHS = frozenset(
     "hidden_size intermediate_size embedding_size token_embedding_size num_attention_heads num_key_value_heads "
     "head_dim decoder_intermediate_size moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank "
     "v_head_dim linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
-    "mamba_n_heads mamba_d_head mamba_d_state mamba_n_groups hidden_size_per_layer_input".split()
+    "mamba_n_heads mamba_d_head mamba_d_state mamba_n_groups hidden_size_per_layer_input moe_latent_size".split()
 )
 _SHARED = (
     *(".k_proj", ".v_proj", ".k_rope_proj", ".kv_a_proj", ".q_a_proj"),
-    *(".in_proj_q", ".in_proj_k", ".in_proj_v", ".in_proj_z"),
+    *(".in_proj_q", ".in_proj_k", ".in_proj_v", ".in_proj_z", ".to_latent"),
 )
 _OF_NO_WEIGHT = ("use", "tokens")  # groups of fields; `Trainer` sets some of them
 _SCALES = ("embedding_scale", "attention_scale", "logit_scale")
