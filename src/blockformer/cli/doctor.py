@@ -86,6 +86,15 @@ def doctor(
         str | None,
         typer.Option(metavar="KEY", help="The key of the model in a pickled file, such as ema.", show_default=False),
     ] = None,
+    tiktoken: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Whose list of ranks the tokenizer is (llama3, llama3.1, qwen, qwen2, qwen2.5, qwen3), or a JSON file "
+            "with pat_str and special_tokens.",
+            show_default=False,
+        ),
+    ] = None,
     max_shard_size: ShardSize = "5GB",
     force: Force = False,
     revision: Revision = None,
@@ -106,6 +115,7 @@ def doctor(
         "lora_scale": lora_scale,
         "dtype": dtype,
         "names": names,
+        "tiktoken": tiktoken,
         "check": check,
         "key": key,
     }
@@ -139,6 +149,8 @@ def run_doctor(
         raise ConversionError("--force needs --mend: it replaces the folder that --mend writes")
     if target is None and options.check is not None:
         raise ConversionError("--check needs --mend: it runs the model that --mend writes")
+    if target is None and options.tiktoken is not None:
+        raise ConversionError("--tiktoken needs --mend: it makes the tokenizer that --mend writes")
     with progress_bar() as report_progress:
         if target is None:
             found = diagnose(source, against, options=options, quick=quick, progress=report_progress, **reading)
