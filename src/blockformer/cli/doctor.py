@@ -74,6 +74,14 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES.json",
+            help="Write a draft of the file for --map: what shapes and names tell, and a question for all else.",
+            show_default=False,
+        ),
+    ] = None,
     check: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +128,35 @@ def doctor(
         "key": key,
     }
     reading = reading_of(revision, subfolder, None, local_files_only)
+    if draft is not None:
+        run_draft(src, draft, against, mend, list(setting or ()), choices, **reading)
+        return
     run_doctor(src, against, mend, as_json, quick, list(setting or ()), force, max_shard_size, choices, **reading)
+
+
+def run_draft(
+    source: str,
+    draft: str,
+    against: str | None,
+    mend: str | None,
+    settings: list[str],
+    choices: dict[str, Any],
+    **reading: Any,
+) -> None:
+    """Write the draft of a file of names, and report."""
+    from blockformer.conversion import ConversionError
+    from blockformer.doctor import Options
+    from blockformer.doctor.drafting import draft as write_draft
+    from blockformer.doctor.options import settings_from
+
+    from ..files.errors import printable
+
+    if mend is not None or choices["names"] is not None:
+        raise ConversionError("--draft writes a file of names: leave out --map and --mend, which read it")
+    for line in write_draft(
+        source, draft, against, options=Options(settings=settings_from(settings), **choices), **reading
+    ):
+        print(printable(line))
 
 
 def run_doctor(

@@ -65,8 +65,8 @@ def examined(
     source: str | PathLike[str], against: str | PathLike[str] | None, options: Options, **reading: Any
 ) -> Iterator[tuple[Examination, AnyCheckpoint | None]]:
     """The examination of a checkpoint, and the other checkpoint, both open."""
-    other = None if against is None else AnyCheckpoint(_place(against))
-    checkpoint = AnyCheckpoint(_place(source, **reading), key=options.key)
+    other = None if against is None else AnyCheckpoint(place_of(against))
+    checkpoint = AnyCheckpoint(place_of(source, **reading), key=options.key)
     if not checkpoint.config and checkpoint.adapter is None and other is not None and other.config:
         checkpoint.config = dict(other.config)
         checkpoint.findings = [each for each in checkpoint.findings if each.kind != "config"]
@@ -81,7 +81,8 @@ def examined(
         other.close()
 
 
-def _place(source: str | PathLike[str], **reading: Any) -> Path:
+def place_of(source: str | PathLike[str], **reading: Any) -> Path:
+    """The folder or file that a source names; of a Hub id, the downloaded one."""
     return Path(source) if os.path.lexists(source) else locate(source, **reading).path
 
 
