@@ -250,8 +250,8 @@ def _entry(name: str, choices: list[Choice], shape: tuple[int, ...], is_rotary: 
 
 
 IN_ORDER = (
-    "remove this if the queries, keys and values in it lie as in the family; no operation puts another order right, and "
-    "a family that has them apart takes any"
+    "remove this if the queries, keys and values in it lie as in the family; no operation puts another order right, "
+    "and a family that has them apart takes any"
 )
 PAIRS = "pairs-to-halves if the rotated pairs lie side by side in each head"
 
