@@ -20,7 +20,7 @@ from .adapters import WithAdapter, scale_of
 from .any_checkpoint import AnyCheckpoint
 from .around import around_weights, moved_tokens
 from .examination import Examination, examine
-from .finding import ERROR, WARNING, Diagnosis, Finding
+from .finding import ERROR, WARNING, Diagnosis, Finding, counted
 from .options import Options
 from .weight_files import ADAPTER
 from .weight_numbers import kept_wide, of_dtypes, of_numbers, of_ties, rows_of
@@ -135,7 +135,7 @@ def diagnosis_of(
     return result
 
 
-BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged")
+BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread")
 """Kinds of errors with which what would be written is not known to be the model."""
 
 
@@ -181,7 +181,9 @@ def _what(found: Examination, result: Diagnosis) -> str:
         return found.checkpoint.kind
     layouts = found.layouts
     if found.checkpoint.kind == ADAPTER:
-        return f"{ADAPTER}, {result.tensors} tensors, {format_size(result.nbytes)}, {', '.join(result.dtypes)}"
+        is_lora = (found.checkpoint.adapter or {}).get("peft_type") in (None, "LORA")
+        kind = ADAPTER if is_lora else "an adapter"
+        return f"{kind}, {counted(result.tensors, 'tensor')}, {format_size(result.nbytes)}, {', '.join(result.dtypes)}"
     if layouts is None and found.plan is not None:
         kind = found.plan.source_class.__name__  # of a composite checkpoint another than the text's
         kind += " in few bits" if kind == found.plan.variant.head else ""
