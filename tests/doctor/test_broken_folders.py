@@ -177,6 +177,10 @@ FOLDERS |= {
         lambda f: (f / WEIGHTS).write_bytes(b"GGUF" + bytes([255] * 60)),
         "a GGUF file for llama.cpp; rename it",
     ),
+    "average under its own name": (
+        lambda f: shutil.move(f / WEIGHTS, f / "ema_model.safetensors"),
+        "the weights are called 'ema_model.safetensors', and libraries look for model.safetensors",
+    ),
     "arrays of NumPy": (instead("model.npz"), "arrays of NumPy .*numpy.load"),
     "LoRA of LitGPT": (instead("lit_model.pth.lora"), "LoRA weights of LitGPT, without the model .*litgpt merge_lora"),
     "parts without a table": (instead("__0_0.distcp"), r"without \.metadata, .*copy \.metadata"),
@@ -190,7 +194,7 @@ FOLDERS |= {
     ),
     "IA3": (
         lambda f: adapter(f, {Q.format("A"): torch.randn(4, 64)}, peft_type="IA3"),
-        r"an adapter \('IA3'\) for 'me/base', not a model.*with PEFT: merge_and_unload\(\)",
+        r"an adapter \('IA3'\) of rank 4 for 'me/base', not a model.*with PEFT: merge_and_unload\(\)",
     ),
 }
 """Each door says the same of these."""
@@ -260,6 +264,32 @@ ONLY_DOCTOR = {
     "float16 read as bfloat16": (
         lambda f: edit_tensors(f, lambda all_: {n: misread(each, "float16", "bfloat16") for n, each in all_.items()}),
         "16 of 16 matrices look like float16 whose bits were read as bfloat16",
+    ),
+    "files of two saves": (
+        lambda f: (
+            in_two(f, dict),
+            (f / INDEX).unlink(),
+            (f / "model-00002-of-00002.safetensors").rename(f / "model-00002-of-00003.safetensors"),
+        ),
+        "files of several saves, 'model-00001-of-00002.safetensors', .*move those of the others away",
+    ),
+    "transposed": (
+        lambda f: edit_tensors(f, lambda all_: {n: t.T.contiguous() if "_proj" in n else t for n, t in all_.items()}),
+        r"'model.layers.0.mlp.down_proj.weight' is \[96, 64\], not \[64, 96\].*they are transposed",
+    ),
+    "one process of two": (
+        lambda f: edit_tensors(
+            f, lambda all_: {n: t[: len(t) // 2].clone() if "gate" in n or "up_p" in n else t for n, t in all_.items()}
+        ),
+        "each is 1/2 of the model's along one axis, as a process of tensor parallelism",
+    ),
+    "a head that grew": (
+        lambda f: edit_tensors(f, lambda all_: {**all_, "lm_head.weight": torch.randn(208, 64)}),
+        "1 tensor has a shape that config.json contradicts.*if none does, save the model again",
+    ),
+    "a program of TorchScript": (
+        lambda f: (taken(f), torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), str(f / "model.pt"))),
+        r"a program of TorchScript \(torch.jit.save\).*torch.jit.load",
     ),
     "nothing": (taken, "there is config.json, and there are no weights"),
 }

@@ -207,7 +207,11 @@ def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | Non
     if inner := folders_with_weights(folder):
         return _inner_model(folder, inner)
     pickles = [name for name in names if name.endswith(PICKLED_SUFFIXES) and not (folder / name).is_dir()]
-    weights = [name for name in pickles if not NOT_WEIGHTS.fullmatch(name)]
+    safe = [name for name in names if name.endswith(".safetensors") and name not in ADAPTERS]
+    weights = [name for name in (*safe, *pickles) if not NOT_WEIGHTS.fullmatch(name)]
+    if len(safe) > 1:
+        said = f"the weights lie in {_listed(safe)} without {WEIGHTS[0][1]}, by which libraries find them"
+        return said, f"blockformer doctor {folder} says what they are"
     if weights:
         said = f"the weights are called {shown(weights[0])}, and libraries look for {WEIGHTS[0][0]}"
         return said, f"blockformer doctor {folder / weights[0]} says what they are"

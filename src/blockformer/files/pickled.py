@@ -117,6 +117,11 @@ def records_of(file: BinaryIO, path: Path) -> dict[int, int]:
                 raise CheckpointError(f"{path}: more than {MAX_TENSORS} tensors")
             if len({member.filename for member in members}) < len(members):
                 raise CheckpointError(f"{path}: a zip record is there twice; {RESAVE}")
+            if any(member.filename.endswith("/constants.pkl") for member in members):
+                raise CheckpointError(
+                    f"{path}: a program of TorchScript (torch.jit.save), and not a state dict; save "
+                    "torch.jit.load(FILE).state_dict(), which runs its code"
+                )
             stored = sum(member.file_size for member in members)
             if any(member.compress_type != zipfile.ZIP_STORED for member in members) or stored > path.stat().st_size:
                 raise CheckpointError(f"{path}: compressed or overlapping zip records (a zip bomb?); {RESAVE}")
