@@ -99,6 +99,15 @@ def test_shapes_tell_the_sizes_and_what_is_joined(tmp_path, llama):
     assert "known by their names: none" in said
 
 
+def test_a_name_says_the_order_of_what_is_joined(tmp_path, llama):
+    tensors = {
+        name.replace("look", "kqv"): each for name, each in joined(load_file(llama / "model.safetensors")).items()
+    }
+    content, _ = drafted(tmp_path, tensors, **INNER)
+    (entry,) = (each for each in content["tensors"] if "kqv" in each[0])
+    assert entry[1] == [QKV[1], QKV[0], QKV[2]]
+
+
 def test_a_draft_makes_no_model_until_it_is_answered(tmp_path, llama):
     tensors = joined(load_file(llama / "model.safetensors"))
     content, _ = drafted(tmp_path, tensors, **INNER)

@@ -246,7 +246,9 @@ def _entry(name: str, choices: list[Choice], shape: tuple[int, ...], is_rotary: 
     if len(names) == 1:
         turns = is_rotary and names[0].rpartition(".")[0].endswith(("q_proj", "k_proj"))
         return [name, names[0], *steps, *([f"{QUESTION} {PAIRS}, or remove this"] if turns else [])]
-    return [name, [*names], *steps, *_of_joined(name, names, is_rotary)]
+    said = order_in(name)
+    names = tuple(sorted(names, key=lambda each: said.find(each.partition("_proj")[0][-1]))) if said else names
+    return [name, [*names], *steps, *_of_joined(names, is_rotary)]
 
 
 IN_ORDER = (
@@ -256,13 +258,13 @@ IN_ORDER = (
 PAIRS = "pairs-to-halves if the rotated pairs lie side by side in each head"
 
 
-def _of_joined(name: str, names: tuple[str, ...], is_rotary: bool) -> list[Any]:
+def _of_joined(names: tuple[str, ...], is_rotary: bool) -> list[Any]:
     """The questions on a matrix of several."""
-    if len(names) == 2 and "gate" in names[0]:
+    if any("gate" in each for each in names):
         return [f"{QUESTION} split if the rows of the first name come first; else exchange the names, and split"]
     parts = "queries, keys and values" if len(names) == 3 else "keys and values"
-    order = f" in the order {order_in(name)}" if order_in(name) else " in the order of the names here"
-    said = f'split if all {parts} lie one after the other{order}, or {{"split": {{"groups": HEADS}}}} if head by head'
+    order = "in the order of the names here"
+    said = f'split if all {parts} lie one after the other {order}, or {{"split": {{"groups": HEADS}}}} if head by head'
     turned = ", ".join("null" if "v_proj" in each else '"pairs-to-halves"' for each in names)
     of_pairs = f'{QUESTION} {{"each": [{turned}]}} if rotated pairs lie side by side in each head, or remove this'
     return [f"{QUESTION} {said}", *([of_pairs] if is_rotary else [])]
@@ -288,7 +290,7 @@ def _config(outline: Outline, found: Match, sources: Sources, choices: Options) 
         if key and "kv heads" in names:
             part = "the number in" if key == query else f"1/{query // key} of"
             entries[names["kv heads"]] = _asked(f"{part} {names['heads']}")
-        if "D" in names and query != sizes["C"]:
+        if "D" in names and (query != sizes["C"] or settings.defaults.to_dict().get(names["D"]) is not None):
             entries[names["D"]] = _asked(f"{query} divided by {names['heads']}")
     defaults = settings.defaults.to_dict()
     asked = [name for name in settings.fields if name not in entries and not any(each in name for each in OF_TRAINING)]
