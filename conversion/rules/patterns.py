@@ -5,6 +5,7 @@ Names that come from a checkpoint are only ever compared; they never become a pa
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from blockformer.files.errors import shown
 
@@ -16,14 +17,17 @@ class Pattern:
 
     def __init__(self, text: str, is_open: bool = False):
         self.text, self.is_open = text, is_open
-        pieces = PLACEHOLDER.split(text)  # literal, placeholder, literal, ...
-        self.fields = sorted(set(pieces[1::2]))
+        self.fields = sorted(set(PLACEHOLDER.findall(text)))
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        pieces = PLACEHOLDER.split(self.text)  # literal, placeholder, literal, ...
         regex = re.escape(pieces[0])
         for index in range(1, len(pieces), 2):
             label, literal = pieces[index], pieces[index + 1]
             again = label in pieces[1:index:2]
             regex += (f"(?P={label})" if again else f"(?P<{label}>0|[1-9][0-9]{{0,8}})") + re.escape(literal)
-        self._regex = re.compile(regex + ("(?s:.*)" if is_open else ""))
+        return re.compile(regex + ("(?s:.*)" if self.is_open else ""))
 
     def match(self, name: str) -> tuple[str, ...] | None:
         """The numbers of the placeholders, in the order of `fields`; None if the name does not match."""

@@ -1,5 +1,6 @@
 """Folders as trainers, downloads and copies leave them: doctor has a sentence for each, and mends what it can."""
 
+import gzip
 import json
 import re
 import shutil
@@ -65,13 +66,13 @@ def instead(name, text=""):
     return make
 
 
-def adapter(folder, weights, name="adapter_model.safetensors", config=True):
+def adapter(folder, weights, name="adapter_model.safetensors", config=True, peft_type="LORA"):
     taken(folder)
     (folder / "config.json").unlink()
     folder = folder / "checkpoint-500" if config == "inside" else folder
     folder.mkdir(exist_ok=True)
     if config:
-        entries = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "me/base"}
+        entries = {"peft_type": peft_type, "r": 4, "lora_alpha": 8, "base_model_name_or_path": "me/base"}
         (folder / "adapter_config.json").write_text(json.dumps(entries))
     if weights:
         save_file(weights, folder / name)
@@ -117,6 +118,11 @@ def quantized(ending, *more):
     return lambda folder: edit_tensors(folder, change)
 
 
+def misread(tensor, there, here):
+    """The bits of one 16-bit dtype under the name of the other."""
+    return (tensor * 0.1).to(getattr(torch, there)).view(getattr(torch, here))
+
+
 def twice(**starts):
     """Several models, each under a beginning of its own."""
     return lambda all_: {f"{start}{name}": each for start in starts.values() for name, each in all_.items()}
@@ -153,6 +159,43 @@ FOLDERS = {
     "bitsandbytes, 8 bits": (quantized(".SCB"), "quantized by bitsandbytes in 8 bits"),
     "GPTQ": (quantized(".qweight", ".qzeros", ".g_idx"), "quantized by GPTQ"),
     "AWQ": (quantized(".qweight", ".qzeros", ".scales"), "quantized by AWQ"),
+}
+FOLDERS |= {
+    "safetensors under a pickled name": (
+        lambda f: shutil.move(f / WEIGHTS, f / "pytorch_model.bin"),
+        "a safetensors file under the name of a pickled one; rename it to model.safetensors",
+    ),
+    "pickle under the name of safetensors": (
+        pickled(WEIGHTS, dict),
+        r"a pickled file \(torch.save\) under the name of a safetensors one; rename it to pytorch_model.bin",
+    ),
+    "compressed": (
+        lambda f: (f / WEIGHTS).write_bytes(gzip.compress((f / WEIGHTS).read_bytes())),
+        "compressed by gzip; unpack it first",
+    ),
+    "GGUF under the name of safetensors": (
+        lambda f: (f / WEIGHTS).write_bytes(b"GGUF" + bytes([255] * 60)),
+        "a GGUF file for llama.cpp; rename it",
+    ),
+    "average under its own name": (
+        lambda f: shutil.move(f / WEIGHTS, f / "ema_model.safetensors"),
+        "the weights are called 'ema_model.safetensors', and libraries look for model.safetensors",
+    ),
+    "arrays of NumPy": (instead("model.npz"), "arrays of NumPy .*numpy.load"),
+    "LoRA of LitGPT": (instead("lit_model.pth.lora"), "LoRA weights of LitGPT, without the model .*litgpt merge_lora"),
+    "parts without a table": (instead("__0_0.distcp"), r"without \.metadata, .*copy \.metadata"),
+    "latest without its step": (
+        instead("latest", "global_step5\n"),
+        "'latest' names 'global_step5', which is not there",
+    ),
+    "tokens of prompt tuning": (
+        lambda f: adapter(f, {"prompt_embeddings": torch.randn(4, 64)}, peft_type="PROMPT_TUNING"),
+        r"an adapter \('PROMPT_TUNING'\) .*PeftModel.from_pretrained\(BASE, FOLDER\); it cannot be merged",
+    ),
+    "IA3": (
+        lambda f: adapter(f, {Q.format("A"): torch.randn(4, 64)}, peft_type="IA3"),
+        r"an adapter \('IA3'\) of rank 4 for 'me/base', not a model.*with PEFT: merge_and_unload\(\)",
+    ),
 }
 """Each door says the same of these."""
 ONLY_DOCTOR = {
@@ -205,6 +248,49 @@ ONLY_DOCTOR = {
         pickled("last.pt", lambda all_: {"net": {"a": all_}, "ema": all_}),
         "tensors under 'net.a' and 'ema'.*--key net.a or --key ema",
     ),
+    "no tensors": (lambda f: edit_tensors(f, lambda all_: {}), "there are no tensors in the weights"),
+    "a link to nothing": (
+        lambda f: (taken(f), (f / WEIGHTS).symlink_to("../../blobs/5a3f")),
+        "a link to a file that is not there; download or copy the file itself",
+    ),
+    "adapter of torchtune": (
+        pickled("adapter_0.pt", lambda all_: {f"layers.0.attn.q_proj.lora_{x}.weight": torch.ones(4, 4) for x in "ab"}),
+        "only the 2 matrices of a LoRA adapter, without the model.*torchtune and LitGPT merge theirs",
+    ),
+    "bfloat16 read as float16": (
+        lambda f: edit_tensors(f, lambda all_: {n: misread(each, "bfloat16", "float16") for n, each in all_.items()}),
+        "16 of 16 matrices look like bfloat16 whose bits were read as float16",
+    ),
+    "float16 read as bfloat16": (
+        lambda f: edit_tensors(f, lambda all_: {n: misread(each, "float16", "bfloat16") for n, each in all_.items()}),
+        "16 of 16 matrices look like float16 whose bits were read as bfloat16",
+    ),
+    "files of two saves": (
+        lambda f: (
+            in_two(f, dict),
+            (f / INDEX).unlink(),
+            (f / "model-00002-of-00002.safetensors").rename(f / "model-00002-of-00003.safetensors"),
+        ),
+        "files of several saves, 'model-00001-of-00002.safetensors', .*move those of the others away",
+    ),
+    "transposed": (
+        lambda f: edit_tensors(f, lambda all_: {n: t.T.contiguous() if "_proj" in n else t for n, t in all_.items()}),
+        r"'model.layers.0.mlp.down_proj.weight' is \[96, 64\], not \[64, 96\].*they are transposed",
+    ),
+    "one process of two": (
+        lambda f: edit_tensors(
+            f, lambda all_: {n: t[: len(t) // 2].clone() if "gate" in n or "up_p" in n else t for n, t in all_.items()}
+        ),
+        "each is 1/2 of the model's along one axis, as a process of tensor parallelism",
+    ),
+    "a head that grew": (
+        lambda f: edit_tensors(f, lambda all_: {**all_, "lm_head.weight": torch.randn(208, 64)}),
+        "1 tensor has a shape that config.json contradicts.*if none does, save the model again",
+    ),
+    "a program of TorchScript": (
+        lambda f: (taken(f), torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), str(f / "model.pt"))),
+        r"a program of TorchScript \(torch.jit.save\).*torch.jit.load",
+    ),
     "nothing": (taken, "there is config.json, and there are no weights"),
 }
 
@@ -244,6 +330,10 @@ MENDED = {
     "objects beside": (changed(lambda all_: {"state_dict": all_, "callbacks": Unknown()}), {}),
     "key in a key": (changed(lambda all_: {"state": {"model": all_, "optimizers": {}}, "rng": []}), {}),
     "first process": (pickled("latest-rank0.pt", lambda all_: {"state": {"model": all_}, "rng": []}), {}),
+    "weights of DeepSpeed": (
+        pickled("mp_rank_00_model_states.pt", lambda all_: {"module": {f"module.{n}": t for n, t in all_.items()}}),
+        {},
+    ),
     "the average": (
         changed(lambda all_: {"model": {name: each * 2 for name, each in all_.items()}, "ema": all_}),
         {"key": "ema"},

@@ -1,6 +1,8 @@
 """Tokenizers in the formats of training code: the same ids as the originals, by programs that encode as they do."""
 
+import base64
 import itertools
+import json
 import pickle
 import re
 import struct
@@ -10,10 +12,21 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from blockformer.doctor import mend
+from blockformer.conversion import ConversionError
+from blockformer.doctor import Options, mend
+from blockformer.doctor.rank_lists import KINDS, PUBLISHED, kind_of
 
+from ..conversion.oracles import official_folder
 from .test_own_code import NANO, llama2_c, nano_gpt, write_numbers
 
+LLAMA31 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 TEXT = "The cat sat on the mat, and the hat sat there too; 1234 aaaa aaa!\nÜber naïve 日本語 🙂  two  spaces\n\n it's"
 PATTERN = r"'(?:[sdmt]|ll|ve|re)|[A-Za-zÀ-ÿ]+| ?[^\sA-Za-z0-9]+|\d{1,2}|\s+"
 
@@ -192,7 +205,147 @@ def test_the_letters_of_nano_gpt(tmp_path):
     assert "not the letters of nanoGPT" in " ".join(mend(run, tmp_path / "again").changes)
 
 
-def test_a_list_of_ranks_is_no_tokenizer(tmp_path):
+def write_ranks(path, ranks):
+    """A list of ranks as tiktoken, Llama 3 and Qwen have them."""
+    path.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()))
+
+
+def of_ranks(folder, rows, ranks, name="tokenizer.model"):
+    run = saved(folder, rows)
+    write_ranks(run / name, ranks)
+    return run
+
+
+def test_a_list_of_ranks_needs_a_pattern(tmp_path):
+    ranks = trained_ranks(TEXT, 40)
+    run = of_ranks(tmp_path / "run", len(ranks) + 2, ranks)
+    said = " ".join(mend(run, tmp_path / "out").changes)
+    assert "tokenizer.model is a list of ranks for tiktoken" in said
+    assert "--tiktoken llama3 or llama3.1 or qwen or qwen2 or qwen2.5 or qwen3, or a JSON file" in said
+    assert not (tmp_path / "out/tokenizer.json").exists()
+    special = {"<|bos|>": len(ranks), "<|end|>": len(ranks) + 1}
+    (run / "rest.json").write_text(
+        json.dumps({"pat_str": PATTERN, "special_tokens": special, "bos_token": "<|bos|>", "eos_token": "<|end|>"})
+    )
+    (run / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}", "pad_token": "<|end|>"}))
+    found = mend(run, tmp_path / "whole", options=Options(tiktoken=str(run / "rest.json")))
+    assert f"tokenizer.json made of tokenizer.model, {len(ranks) + 2} tokens" in found.changes
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "whole")
+    for text in (TEXT, TEXT[::-1], "aaaaaaa" * 9, ""):
+        assert tokenizer(text).input_ids == by_ranks(ranks, text)
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer("<|end|>a").input_ids == [len(ranks) + 1, ranks[b"a"]]
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<|bos|>", "<|end|>", "<|end|>")
+    assert tokenizer.chat_template == "{{ messages }}"
+    assert not (tmp_path / "whole/tokenizer.model").exists()  # it is read as sentencepiece's elsewhere
+    assert (tmp_path / "whole/original/tokenizer.model").read_bytes() == (run / "tokenizer.model").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("llama4", "--tiktoken must be one of llama3, .*, or a JSON file, not 'llama4'"),
+        ({"pattern": "a"}, "unknown 'pattern'; there are pat_str, special_tokens, bos_token, eos_token"),
+        ({"special_tokens": {}}, "needs pat_str, a pattern, and special_tokens, an id for each"),
+        ({"pat_str": "a", "special_tokens": {"<|a|>": "9"}}, "needs pat_str"),
+        ({"pat_str": "a", "bos_token": "<|b|>"}, "'<|b|>' is not one of its special_tokens"),
+        ({"pat_str": "a", "special_tokens": {"<|a|>": 9}}, "'<|a|>' has the id 9, and the next one is another"),
+        ({"pat_str": "(a"}, "the pattern cannot be read"),
+        ({"pat_str": "(a){1,2}+"}, r"the pattern cannot be read: 'a group with \{1,2\}\+'"),
+        ("qwen", "tokenizer.model has 504 tokens, and the embeddings have 300 rows"),
+    ],
+)
+def test_answers_that_make_no_tokenizer(tmp_path, asked, said):
+    run = of_ranks(tmp_path / "run", 300, trained_ranks(TEXT, 40))
+    if isinstance(asked, dict):
+        (run / "rest.json").write_text(json.dumps(asked))
+        asked = str(run / "rest.json")
+    with pytest.raises(ConversionError, match=said.replace("|", r"\|")):
+        mend(run, tmp_path / "out", options=Options(tiktoken=asked))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_answer_without_a_list_of_ranks(tmp_path):
     run = saved(tmp_path / "run")
-    (run / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
-    assert "tokenizer.model is a list of ranks for tiktoken" in " ".join(mend(run, tmp_path / "out").changes)
+    with pytest.raises(ConversionError, match=r"has no list of ranks \(\*.tiktoken or tokenizer.model\)"):
+        mend(run, tmp_path / "out", options=Options(tiktoken="llama3"))
+    (run / "vocab.txt").write_text("a\n")
+    write_ranks(run / "own.tiktoken", trained_ranks(TEXT, 4))
+    with pytest.raises(ConversionError, match="has a tokenizer; leave it out"):
+        mend(run, tmp_path / "out", options=Options(tiktoken="llama3"))
+
+
+@pytest.mark.parametrize("change", [lambda lines: lines[1:], lambda lines: [*lines, "YWE="], lambda lines: lines[:200]])
+def test_a_damaged_list_of_ranks(tmp_path, change):
+    run = of_ranks(tmp_path / "run", 700, trained_ranks(TEXT, 40))
+    lines = (run / "tokenizer.model").read_text().splitlines()
+    (run / "tokenizer.model").write_text("\n".join(change(lines)))
+    with pytest.raises(ConversionError, match=r"tokenizer.model: a .*list of ranks.*copy it again"):
+        mend(run, tmp_path / "out", options=Options(tiktoken="llama3"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_known_lists_give_the_ids_of_tiktoken(tmp_path, kind):
+    """The oracle is tiktoken where it is installed, and else a program that merges pieces as it does."""
+    ranks = trained_ranks(TEXT, 40)
+    run = of_ranks(tmp_path / "run", 700, ranks, "own.tiktoken")
+    mend(run, tmp_path / "out", options=Options(tiktoken=kind))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    begin = [tokenizer.bos_token_id] if kind.startswith("llama") else []
+    assert tokenizer("it's").input_ids[: len(begin)] == begin
+    assert tokenizer.eos_token_id == len(ranks) + bool(begin)
+    assert tokenizer("<|im_end|>").input_ids == [len(ranks) + 2] or begin
+    tiktoken = pytest.importorskip("tiktoken")
+    original = tiktoken.Encoding("own", pat_str=KINDS[kind].pattern, mergeable_ranks=ranks, special_tokens={})
+    for text in (TEXT, TEXT[::-1], "aaaaaaa" * 9, "12345678 IT'LL\r\n\t x", " \n \n  y \n", __doc__):
+        assert tokenizer(text).input_ids == begin + original.encode(text)
+
+
+def test_a_pattern_of_todays_tiktoken_gives_its_ids(tmp_path):
+    """Possessive counts and the end of a text are written otherwise for the tokenizers library."""
+    tiktoken = pytest.importorskip("tiktoken")
+    ranks = trained_ranks(TEXT, 40)
+    pattern = (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
+        r"|\s+(?!\S)|\s"
+    )
+    run = of_ranks(tmp_path / "run", 700, ranks)
+    (run / "rest.json").write_text(json.dumps({"pat_str": pattern}))
+    mend(run, tmp_path / "out", options=Options(tiktoken=str(run / "rest.json")))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    original = tiktoken.Encoding("own", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    for text in (TEXT, "12345678 1234", "a  \n  b  \n\n", "end   ", " \n \n  y \n"):
+        assert tokenizer(text).input_ids == original.encode(text)
+
+
+@pytest.mark.parametrize(("rope", "fourth"), [(None, "reserved_special_token_2"), ("llama3", "finetune_right_pad_id")])
+def test_the_config_shows_the_list_of_llama(tmp_path, monkeypatch, rope, fourth):
+    """With a list of the published length, which is shorter here."""
+    ranks = trained_ranks(TEXT, 40)
+    count = len(ranks)
+    monkeypatch.setitem(PUBLISHED, "llama", count)
+    more = {} if rope is None else {"rope_parameters": LLAMA31}
+    official_folder(tmp_path / "run", "llama", vocab_size=count + 256, eos_token_id=[count + 1, count + 9], **more)
+    write_ranks(tmp_path / "run/tokenizer.model", ranks)
+    found = mend(tmp_path / "run", tmp_path / "out")
+    assert f"tokenizer.json made of tokenizer.model, {count + 256} tokens" in found.changes
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = tokenizer.convert_tokens_to_ids(["<|begin_of_text|>", "<|eot_id|>", f"<|{fourth}|>"])
+    assert ids == [count, count + 9, count + 4]
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|begin_of_text|>", "<|end_of_text|>")
+    assert tokenizer("the").input_ids == [count, *by_ranks(ranks, "the")]
+
+
+@pytest.mark.parametrize(
+    ("entries", "count", "kind"),
+    [
+        ({"model_type": "llama"}, 128000, "llama3"),
+        ({"model_type": "llama", "rope_scaling": {"type": "llama3"}}, 128000, "llama3.1"),
+        ({"model_type": "llama"}, 32000, None),
+        ({"model_type": "qwen3"}, 151643, "qwen3"),
+        ({"model_type": "qwen2"}, 151643, None),  # those of 2.5 have more special tokens
+        ({}, 128000, None),
+    ],
+)
+def test_lists_that_a_config_shows(entries, count, kind):
+    assert kind_of(entries, count) == kind

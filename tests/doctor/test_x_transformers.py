@@ -8,7 +8,7 @@ from own_codes import IDS
 from pairs import assert_close
 from torch.nn import functional as F
 
-import blockformer  # noqa: F401 - registers the classes
+import blockformer
 from blockformer.conversion import ConversionError
 from blockformer.doctor import Options, diagnose, mend, write_for
 
@@ -146,30 +146,58 @@ ARGUMENTS = {
 def test_its_own_code_computes_the_same(tmp_path, kind):
     """The oracle is x-transformers: its model and weights."""
     library = pytest.importorskip("x_transformers")
-    stack = (library.Encoder if kind == "encoder" else library.Decoder)(dim=32, **ARGUMENTS[kind])
+    stack = (library.Encoder if kind == "encoder" else library.Decoder)(dim=64, **ARGUMENTS[kind])
     wrapped = {"use_abs_pos_emb": kind != "llama", "tie_embedding": kind == "relu"}
     theirs = library.TransformerWrapper(num_tokens=67, max_seq_len=64, attn_layers=stack, **wrapped).eval()
     for parameter in theirs.parameters():
         parameter.normal_(std=0.3)
     torch.save(theirs.state_dict(), tmp_path / "model.pt")
     said = {**(ENCODER if kind == "encoder" else DECODER), **(ROTATION if kind == "llama" else {})}
-    said |= {"logit_scale": 32**-0.5} if kind == "relu" else {}
+    said |= {"logit_scale": 0.125} if kind == "relu" else {}
     said["hidden_act"] = {"llama": "silu", "relu": "relu2"}.get(kind, "gelu")
     mend(tmp_path / "model.pt", tmp_path / "out", options=Options(settings=said))
     assert_close(loaded(tmp_path / "out")(IDS).logits, theirs(IDS), 1e-5)
-    if kind == "llama":
-        write_for(tmp_path / "out", tmp_path / "back", "x-transformers")
-        again = torch.load(tmp_path / "back/model.pt", weights_only=True)
-        wanted = theirs.state_dict()
-        assert again.keys() == wanted.keys()
-        theirs.load_state_dict(again)
-        assert all(torch.equal(again[name], wanted[name]) for name in wanted if "inv_freq" not in name)
+    write_for(tmp_path / "out", tmp_path / "back", "x-transformers")
+    again = torch.load(tmp_path / "back/model.pt", weights_only=True)
+    wanted = theirs.state_dict()
+    assert again.keys() == wanted.keys()
+    theirs.load_state_dict(again)
+    assert all(torch.equal(again[name], wanted[name]) for name in again if "inv_freq" not in name)
 
 
+@torch.no_grad()
+def test_an_encoder_of_ours_without_a_head_goes_out(tmp_path):
+    """The oracle is x-transformers where it is installed; there and back, the weights are the same."""
+    torch.save({name: each for name, each in plain(64).items() if "to_logits" not in name}, tmp_path / "model.pt")
+    bare = {**ENCODER, "architectures": ["BlockformerEncoderModel"]}
+    mend(tmp_path / "model.pt", tmp_path / "ours", options=Options(settings=bare))
+    write_for(tmp_path / "ours", tmp_path / "out", "x-transformers")
+    again = torch.load(tmp_path / "out/model.pt", weights_only=True)
+    given = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert again.keys() == given.keys()
+    assert all(torch.equal(again[name], given[name]) for name in given)
+    library = pytest.importorskip("x_transformers")
+    stack = library.Encoder(dim=64, depth=2, heads=HEADS, attn_dim_head=SIZE, ff_mult=2)
+    theirs = library.TransformerWrapper(num_tokens=67, max_seq_len=64, attn_layers=stack, return_only_embed=True).eval()
+    theirs.load_state_dict(again)
+    ours = transformers.AutoModel.from_pretrained(tmp_path / "ours").eval()
+    assert_close(ours(IDS).last_hidden_state, theirs(IDS), 1e-5)
+
+
+def test_a_head_that_it_has_no_place_for_is_named(tmp_path):
+    torch.save(plain(64), tmp_path / "last.pt")
+    mend(tmp_path / "last.pt", tmp_path / "ours", options=Options(settings=ENCODER))
+    model = blockformer.BlockformerEncoderForSequenceClassification.from_pretrained(tmp_path / "ours")
+    model.save_pretrained(tmp_path / "tuned")
+    with pytest.raises(ConversionError, match="no place for the head of a BlockformerEncoderForSequenceClassification"):
+        write_for(tmp_path / "tuned", tmp_path / "out", "x-transformers")
+
+
+@pytest.mark.parametrize("said", [DECODER, ENCODER], ids=["decoder", "encoder"])
 @pytest.mark.parametrize("kind", ["learned", "rotary", "tied"])
-def test_it_goes_out(tmp_path, kind):
+def test_it_goes_out(tmp_path, kind, said):
     weights = plain(64)
-    said = dict(DECODER)
+    said = dict(said)
     if kind == "rotary":
         del weights["pos_emb.emb.weight"]
         weights["attn_layers.rotary_pos_emb.inv_freq"] = 10000.0 ** -(torch.arange(0, 8, 2) / 8)

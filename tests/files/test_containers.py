@@ -87,7 +87,8 @@ def test_names_of_a_wrapper(tmp_path, official):
     ("name", "said"),
     [
         ("zero_pp_rank_0_mp_rank_00_optim_states.pt", r"DeepSpeed ZeRO .*blockformer doctor .* --mend NEW"),
-        ("__0_0.distcp", "this is a distributed checkpoint"),
+        ("__0_0.distcp", r"parts of a distributed checkpoint \(DCP\) without \.metadata"),
+        (".metadata", "this is a distributed checkpoint"),
         ("consolidated.00.pth", "the layout of their maker's own code"),
         ("model.gguf", "a GGUF file|only as GGUF"),
     ],

@@ -82,6 +82,14 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES.json",
+            help="Write a draft of the file for --map: what shapes and names tell, and a question for all else.",
+            show_default=False,
+        ),
+    ] = None,
     check: Annotated[
         str | None,
         typer.Option(
@@ -93,6 +101,15 @@ def doctor(
     key: Annotated[
         str | None,
         typer.Option(metavar="KEY", help="The key of the model in a pickled file, such as ema.", show_default=False),
+    ] = None,
+    tiktoken: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Whose list of ranks the tokenizer is (llama3, llama3.1, qwen, qwen2, qwen2.5, qwen3), or a JSON file "
+            "with pat_str and special_tokens.",
+            show_default=False,
+        ),
     ] = None,
     max_shard_size: ShardSize = "5GB",
     force: Force = False,
@@ -115,11 +132,40 @@ def doctor(
         "lora_scale": lora_scale,
         "dtype": dtype,
         "names": names,
+        "tiktoken": tiktoken,
         "check": check,
         "key": key,
     }
     reading = reading_of(revision, subfolder, None, local_files_only)
+    if draft is not None:
+        run_draft(src, draft, against, mend, list(setting or ()), choices, **reading)
+        return
     run_doctor(src, against, mend, as_json, quick, list(setting or ()), force, max_shard_size, choices, **reading)
+
+
+def run_draft(
+    source: str,
+    draft: str,
+    against: str | None,
+    mend: str | None,
+    settings: list[str],
+    choices: dict[str, Any],
+    **reading: Any,
+) -> None:
+    """Write the draft of a file of names, and report."""
+    from blockformer.conversion import ConversionError
+    from blockformer.doctor import Options
+    from blockformer.doctor.drafting import draft as write_draft
+    from blockformer.doctor.options import settings_from
+
+    from ..files.errors import printable
+
+    if mend is not None or choices["names"] is not None:
+        raise ConversionError("--draft writes a file of names: leave out --map and --mend, which read it")
+    for line in write_draft(
+        source, draft, against, options=Options(settings=settings_from(settings), **choices), **reading
+    ):
+        print(printable(line))
 
 
 def run_doctor(
@@ -148,6 +194,8 @@ def run_doctor(
         raise ConversionError("--force needs --mend: it replaces the folder that --mend writes")
     if target is None and options.check is not None:
         raise ConversionError("--check needs --mend: it runs the model that --mend writes")
+    if target is None and options.tiktoken is not None:
+        raise ConversionError("--tiktoken needs --mend: it makes the tokenizer that --mend writes")
     with progress_bar() as report_progress:
         if target is None:
             found = diagnose(source, against, options=options, quick=quick, progress=report_progress, **reading)

@@ -78,6 +78,9 @@ class AnyCheckpoint(Checkpoint):
             self._read_headers(weights)
         except CheckpointError as error:
             self.findings.append(Finding("file", ERROR, str(error)))
+        if weights.files and not self.tensors and not any(each.severity == ERROR for each in self.findings):
+            said = "there are no tensors in the weights"
+            self.findings.append(Finding("file", ERROR, said, "save the model again: an empty state dict was saved"))
         if weights.places is not None:
             self._compare_index(weights.places)
         if self.wrapper:

@@ -20,7 +20,7 @@ from .adapters import WithAdapter, scale_of
 from .any_checkpoint import AnyCheckpoint
 from .around import around_weights, moved_tokens
 from .examination import Examination, examine
-from .finding import ERROR, WARNING, Diagnosis, Finding
+from .finding import ERROR, WARNING, Diagnosis, Finding, counted
 from .options import Options
 from .weight_files import ADAPTER
 from .weight_numbers import kept_wide, of_dtypes, of_numbers, of_ties, rows_of
@@ -65,8 +65,8 @@ def examined(
     source: str | PathLike[str], against: str | PathLike[str] | None, options: Options, **reading: Any
 ) -> Iterator[tuple[Examination, AnyCheckpoint | None]]:
     """The examination of a checkpoint, and the other checkpoint, both open."""
-    other = None if against is None else AnyCheckpoint(_place(against))
-    checkpoint = AnyCheckpoint(_place(source, **reading), key=options.key)
+    other = None if against is None else AnyCheckpoint(place_of(against))
+    checkpoint = AnyCheckpoint(place_of(source, **reading), key=options.key)
     if not checkpoint.config and checkpoint.adapter is None and other is not None and other.config:
         checkpoint.config = dict(other.config)
         checkpoint.findings = [each for each in checkpoint.findings if each.kind != "config"]
@@ -81,7 +81,8 @@ def examined(
         other.close()
 
 
-def _place(source: str | PathLike[str], **reading: Any) -> Path:
+def place_of(source: str | PathLike[str], **reading: Any) -> Path:
+    """The folder or file that a source names; of a Hub id, the downloaded one."""
     return Path(source) if os.path.lexists(source) else locate(source, **reading).path
 
 
@@ -134,7 +135,7 @@ def diagnosis_of(
     return result
 
 
-BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged")
+BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread")
 """Kinds of errors with which what would be written is not known to be the model."""
 
 
@@ -180,7 +181,9 @@ def _what(found: Examination, result: Diagnosis) -> str:
         return found.checkpoint.kind
     layouts = found.layouts
     if found.checkpoint.kind == ADAPTER:
-        return f"{ADAPTER}, {result.tensors} tensors, {format_size(result.nbytes)}, {', '.join(result.dtypes)}"
+        is_lora = (found.checkpoint.adapter or {}).get("peft_type") in (None, "LORA")
+        kind = ADAPTER if is_lora else "an adapter"
+        return f"{kind}, {counted(result.tensors, 'tensor')}, {format_size(result.nbytes)}, {', '.join(result.dtypes)}"
     if layouts is None and found.plan is not None:
         kind = found.plan.source_class.__name__  # of a composite checkpoint another than the text's
         kind += " in few bits" if kind == found.plan.variant.head else ""

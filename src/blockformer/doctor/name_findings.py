@@ -50,8 +50,28 @@ def wrong_shapes(groups: list[Group], released: Mapping[str, tuple[int, ...]]) -
     if not wrong:
         return []
     lines = (f"{shown(each.name)} is {list(each.shape)}, not {list(released[each.name])}" for each in wrong)
-    said = f"{len(wrong)} tensors have shapes that config.json contradicts:{listed(lines, 6)}"
-    return [Finding("shapes", ERROR, said, "correct config.json: --set NAME=VALUE", names=tuple(t.name for t in wrong))]
+    verb = "has a shape" if len(wrong) == 1 else "have shapes"
+    said = f"{counted(len(wrong), 'tensor')} {verb} that config.json contradicts:{listed(lines, 6)}"
+    pairs = [(tuple(each.shape), tuple(released[each.name])) for each in wrong]
+    return [Finding("shapes", ERROR, said, _of_shapes(pairs), names=tuple(t.name for t in wrong))]
+
+
+def _of_shapes(pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+    """What to do about shapes, each with the one that the model has."""
+    if all(have == want[::-1] for have, want in pairs):
+        return "they are transposed: save the weights of nn.Linear, or transpose each with --map NAMES.json"
+    if len(pairs) > 1 and len(shares := {_share(*pair) for pair in pairs}) == 1 and (count := shares.pop()) > 1:
+        return (
+            f"each is 1/{count} of the model's along one axis, as a process of tensor parallelism has it: gather the "
+            "weights of all of them, and save again"
+        )
+    return "correct config.json, --set NAME=VALUE, if one value fits all tensors; if none does, save the model again"
+
+
+def _share(have: tuple[int, ...], want: tuple[int, ...]) -> int:
+    """How many of one shape along one axis make the other; 0 if none do."""
+    axes = [(a, b) for a, b in zip(have, want, strict=False) if a != b]
+    return axes[0][1] // axes[0][0] if len(have) == len(want) and len(axes) == 1 and axes[0][1] % axes[0][0] == 0 else 0
 
 
 def of_layout(moved: list[Group]) -> Finding:

@@ -16,7 +16,7 @@ experts do that are stacked. Nothing is taken by its place or its shape: what no
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -34,6 +34,8 @@ from blockformer.files.safetensors_io import HasHeader
 from .map_operations import steps_of, word_of, words_in
 
 KEYS = ("config", "tensors", "drop")
+QUESTION = "?"
+"""Begins a text in which a draft asks for what shapes and names do not tell."""
 MALFORMED = "entries that are not [FROM, TO, OPERATION ...]"
 NO_ENTRY = UNTAKEN.replace("rule", "entry")
 SEVERAL = "tensors that several entries take"
@@ -238,9 +240,14 @@ def read_map(path: str | PathLike[str]) -> NameMap:
     """Read a file of names.
 
     Raises:
-        ConversionError: it is not JSON, or has no list of tensors.
+        ConversionError: it is not JSON, has no list of tensors, or has questions that nobody has answered.
     """
     content = read_json(path)
+    if asked := [*_questions(content, "")]:
+        raise ConversionError(
+            f"{path}: {len(asked)} questions of the draft are open; put the answer in place of each text that begins "
+            f"with {QUESTION}:{listed(asked)}"
+        )
     if unknown := [name for name in content if name not in KEYS]:
         raise ConversionError(f"{path}: unknown {shown(unknown[0])}; there are {', '.join(KEYS)}")
     config, entries, dropped = content.get("config", {}), content.get("tensors"), content.get("drop", [])
@@ -253,6 +260,20 @@ def read_map(path: str | PathLike[str]) -> NameMap:
     problems: dict[str, list[str]] = defaultdict(list)
     found = [_entry(each, problems) for each in entries]
     return NameMap(str(path), config, tuple(filter(None, found)), tuple(map(Pattern, dropped)), dict(problems))
+
+
+def _questions(content: Any, title: str) -> Iterator[str]:
+    """The questions in a part of the file, each with what it is about."""
+    if isinstance(content, str) and content.lstrip().startswith(QUESTION):
+        yield f"{title}: {shown(content)}"
+    elif isinstance(content, dict):
+        for name, each in content.items():
+            yield from _questions(name, title)
+            yield from _questions(each, title if name in KEYS else shown(name))
+    elif isinstance(content, list):
+        named = content[0] if content and isinstance(content[0], str) and not content[0].startswith(QUESTION) else ""
+        for each in content:
+            yield from _questions(each, shown(named) if named else title)
 
 
 def _entry(given: Any, problems: dict[str, list[str]]) -> Entry | None:

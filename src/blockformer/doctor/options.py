@@ -25,6 +25,8 @@ class Options:
         dtype: of what is written.
         names: the path of a file of names, for weights of unknown code; see `name_map.py`.
         key: the keys that lead to the model in a pickled file, with dots between them.
+        tiktoken: what a list of ranks lacks: whose it is, or a file with pattern and special tokens; see
+            `rank_lists.py`.
         check: the path of a file of logits that the mended model must compute; see `checking.py`.
 
     Raises:
@@ -40,6 +42,7 @@ class Options:
     lora_scale: float | None = None
     dtype: str | None = None
     names: str | None = None
+    tiktoken: str | None = None
     check: str | None = None
     key: str | None = None
 

@@ -1,4 +1,4 @@
-"""Tokenizers in the formats of training code, as `tokenizer.json`: nanochat's, llama2.c's and nanoGPT's of letters.
+"""Tokenizers in the formats of training code, as `tokenizer.json`: tiktoken's, llama2.c's and nanoGPT's of letters.
 
 Each computes the same ids as the original, special tokens aside: the `tokenizers` package reads their text as one
 token wherever it stands, and the originals only where they are asked to. Pickles are read with stand-ins, so nothing of
@@ -12,60 +12,87 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from blockformer.files.errors import CheckpointError, shown
+from blockformer.files.errors import CheckpointError, ConversionError
+from blockformer.files.json_files import read_json
 from blockformer.files.names import VOCABULARIES
 from blockformer.files.regular import open_regular
 from blockformer.files.tokenizer_bounds import MOST_BYTES
 
+from .rank_lists import byte_tokenizer, ranks_in, tokenizer_of_ranks
 from .stand_ins import StandIn, unpickled
 
 BEGIN = "<|bos|>"
+ORIGINAL = "original"
+"""Where the published repos of Llama 3 have the list of ranks."""
 HEADER, PIECE = struct.Struct("<i"), struct.Struct("<fi")
 SPECIAL = 3
 """Pieces at the beginning of llama2.c's file: unknown, begin, end; and then the 256 bytes."""
 
 
-def write_own_tokenizer(source: Path, target: Path, rows: int | None) -> list[str]:
+def write_own_tokenizer(
+    source: Path, target: Path, rows: int | None, entries: Mapping[str, Any], tiktoken: str | None = None
+) -> list[str]:
     """Write `tokenizer.json` of a tokenizer that lies in a format of its own code. Returns what is said of it.
 
     Args:
         source: the folder of the checkpoint.
         target: the folder that is written.
         rows: of the embeddings; None if they are not known.
+        entries: of `config.json`.
+        tiktoken: what a list of ranks lacks; see `rank_lists.tokenizer_of_ranks`.
+
+    Raises:
+        ConversionError: `tiktoken` does not make a tokenizer.
     """
-    if any((target / name).exists() for name in VOCABULARIES):
-        return _of_ranks(target)
-    for name, read in READERS.items():
-        path = source / name
-        if not path.is_file():
-            continue
-        try:
-            made = read(path)
-        except CheckpointError as error:
-            return [f"no tokenizer written: {error}"]
-        size = len(made)
-        if rows is not None and size > rows:
-            return [f"no tokenizer written: {name} has {size} tokens, and the embeddings have {rows} rows"]
-        made.save_pretrained(target)
-        return [f"tokenizer.json made from {name}, {size} tokens"]
-    return []
+    ranks = ranks_in(source)
+    has_another = any((target / name).exists() for name in VOCABULARIES if ranks is None or name != ranks.name)
+    if tiktoken is not None and (ranks is None or has_another):
+        said = "has a tokenizer" if has_another else "has no list of ranks (*.tiktoken or tokenizer.model)"
+        raise ConversionError(f"--tiktoken makes a tokenizer of a list of ranks, and {source} {said}; leave it out")
+    if ranks is not None and not has_another:
+        said = _written(ranks, target, rows, lambda path: tokenizer_of_ranks(path, tiktoken, entries), tiktoken)
+        if (target / "tokenizer.json").exists() and (target / ranks.name).exists():
+            (target / ORIGINAL).mkdir()
+            (target / ranks.name).rename(target / ORIGINAL / ranks.name)  # libraries take it for sentencepiece's
+        return [said]
+    if has_another:
+        return []
+    files = ((source / name, read) for name, read in READERS.items())
+    return next(([_written(path, target, rows, read)] for path, read in files if path.is_file()), [])
 
 
-def _of_ranks(folder: Path) -> list[str]:
-    """The sentence on a list of ranks, which is only half a tokenizer: the pattern and special tokens are in code."""
-    path = folder / "tokenizer.model"
-    if not path.is_file() or (folder / "tokenizer.json").exists():
-        return []
-    with open_regular(path) as file:
-        first = file.read(200).split(b"\n")[0].split(b" ")
-    if len(first) != 2 or not first[1].isdigit():
-        return []
-    return [
-        "tokenizer.model is a list of ranks for tiktoken, whose pattern and special tokens are only in code: use the "
-        "tokenizer.json of its base model"
-    ]
+def _written(
+    path: Path,
+    target: Path,
+    rows: int | None,
+    read: Callable[[Path], PreTrainedTokenizerFast],
+    asked: str | None = None,
+) -> str:
+    """Write the tokenizer of a file, or say why none is; what the user has asked for is written or an error."""
+    try:
+        made = read(path)
+        if rows is not None and len(made) > rows:
+            raise CheckpointError(f"{path.name} has {len(made)} tokens, and the embeddings have {rows} rows")
+    except ConversionError as error:
+        if asked is not None:
+            raise
+        return f"no tokenizer written: {error}"
+    if (there := target / "tokenizer_config.json").exists():
+        _keep(read_json(there), made)
+    made.save_pretrained(target)
+    return f"tokenizer.json made from {path.name}, {len(made)} tokens"
+
+
+def _keep(settings: Mapping[str, Any], made: PreTrainedTokenizerFast) -> None:
+    """Keep the chat template and the special tokens of the settings that lie there."""
+    if isinstance(settings.get("chat_template"), str):
+        made.chat_template = settings["chat_template"]
+    for name in ("bos_token", "eos_token", "pad_token"):
+        token = settings.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and token in made.get_vocab():
+            setattr(made, name, token)
 
 
 def _of_tiktoken(path: Path) -> PreTrainedTokenizerFast:
@@ -74,47 +101,16 @@ def _of_tiktoken(path: Path) -> PreTrainedTokenizerFast:
     ranks, special, pattern = (state.get(name) for name in ("mergeable_ranks", "special_tokens", "pat_str"))
     ranks = ranks if isinstance(ranks, dict) else {}
     special = special if isinstance(special, dict) else {}
-    letters = bytes_to_unicode()
-    is_whole = all(bytes([byte]) in ranks for byte in letters) and all(
+    is_whole = all(bytes([byte]) in ranks for byte in range(256)) and all(
         isinstance(token, bytes) and type(rank) is int for token, rank in ranks.items()
     )
     if not is_whole or not isinstance(pattern, str) or not all(type(each) is int for each in special.values()):
         raise CheckpointError(
             f"{path}: not an Encoding of tiktoken with its ranks; save it with pickle in its own code"
         )
-
-    def text(token: bytes) -> str:
-        return "".join(letters[byte] for byte in token)
-
-    vocabulary = {text(token): rank for token, rank in ranks.items()}
-    merges = [(text(left), text(right)) for left, right in merges_of(ranks)]
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    made.decoder = decoders.ByteLevel()
-    _add_special(made, {str(token): number for token, number in special.items()}, path)
+    made = byte_tokenizer(ranks, pattern, {str(token): number for token, number in special.items()}, path)
     named = {"bos_token": BEGIN} if BEGIN in special else {}
     return PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False, **named)
-
-
-def merges_of(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """All pairs that give a token, by its rank: tiktoken merges whatever gives the token of the lowest rank."""
-    for token, rank in sorted(ranks.items(), key=lambda each: each[1]):
-        pairs = ((token[:place], token[place:]) for place in range(1, len(token)))
-        both = [pair for pair in pairs if all(ranks.get(part, rank) < rank for part in pair)]
-        yield from sorted(both, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-
-
-def _add_special(made: Tokenizer, special: Mapping[str, int], path: Path) -> None:
-    """Add special tokens, whose ids must come after all others."""
-    for token, number in sorted(special.items(), key=lambda each: each[1]):
-        if number != made.get_vocab_size():
-            raise CheckpointError(f"{path}: {shown(token)} has the id {number}, and the next one is another")
-        made.add_special_tokens([AddedToken(token, special=True, normalized=False)])
 
 
 def _of_numbers(path: Path) -> PreTrainedTokenizerFast:

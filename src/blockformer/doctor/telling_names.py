@@ -1,5 +1,6 @@
 """What names and shapes show before any family is known: several models, an adapter, flat parameters, empty tensors."""
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
@@ -12,6 +13,8 @@ from .kin import all_known_beginnings, kin
 from .lora import MATRIX
 from .prefixes import unwrapped
 
+OF_LORA = re.compile(rf"{MATRIX.pattern}|\.lora_[abAB](\.weight)?$")
+"""Names of the matrices of adapters: PEFT's, torchtune's, LitGPT's."""
 FEWEST = 4
 """Known names under a beginning that make it a model's."""
 
@@ -27,9 +30,10 @@ def not_a_model(
         entries: of `config.json`.
         known: names that a model of this config has, or models of all families.
     """
-    if all(MATRIX.fullmatch(name) for name in names):
+    if all(OF_LORA.search(name) for name in names):
         said = f"the tensors are only the {len(names)} matrices of a LoRA adapter, without the model"
-        fix = "save it with save_pretrained of the PEFT model, with adapter_config.json; or save merge_and_unload()"
+        fix = "save it with save_pretrained of the PEFT model, with adapter_config.json; or save merge_and_unload(); "
+        fix += "torchtune and LitGPT merge theirs themselves"
         return Finding("adapter", ERROR, said, fix)
     if foreign := of_another_framework(names, known):
         return Finding("framework", ERROR, *foreign)

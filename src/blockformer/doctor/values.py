@@ -39,6 +39,7 @@ class Values:
         nonfinite: how many are NaN or infinite.
         constant: their value, if all are one; else None.
         is_drawn: whether a matrix looks like a draw of independent numbers; None: it is too small to tell.
+        is_misread: whether a matrix of 16 bits looks like one of the other 16-bit dtype; None: it is not judged.
         is_equal: whether it is the other checkpoint's, bit for bit; None without one to compare with.
     """
 
@@ -46,6 +47,7 @@ class Values:
     constant: float | None
     is_drawn: bool | None
     is_equal: bool | None = None
+    is_misread: bool | None = None
 
 
 def values_of(
@@ -94,7 +96,21 @@ def _values(info: TensorInfo, parts: Iterator[Tensor], others: Iterator[Tensor] 
         seen += part.numel()
     constant = low if low == high else None
     drawn = is_drawn(torch.cat(sample)) if sample and not bad and constant is None else None
-    return Values(bad, constant, drawn, equal)
+    misread = _is_misread(torch.cat(sample), info.dtype) if sample and constant is None else None
+    return Values(bad, constant, drawn, equal, misread)
+
+
+def _is_misread(rows: Tensor, dtype: torch.dtype) -> bool | None:
+    """Whether numbers of one 16-bit dtype have been read as the other.
+
+    As float16, weights of bfloat16 are nearly all from 1/4 to 4; as bfloat16, those of float16 are far below 1e-8.
+    """
+    sizes = rows[rows != 0].abs()
+    if dtype not in (torch.float16, torch.bfloat16) or len(sizes) < SMALLEST // 2:
+        return None
+    if dtype is torch.float16:
+        return bool(((sizes >= 0.25) & (sizes < 4)).float().mean() > 0.99)
+    return bool(sizes.nanmedian() < 1e-8)
 
 
 def _bits(part: Tensor) -> Tensor:

@@ -161,8 +161,13 @@ def _unusual(folder: Path, names: list[str]) -> Weights:
     found = safe or [name for name in pickles if not (folder / name).is_dir()]
     if not found:
         return Weights()
-    if all(NUMBERED.fullmatch(name) for name in found):
+    if len({match.groups() if (match := NUMBERED.fullmatch(name)) else name for name in found}) == 1 and (
+        NUMBERED.fullmatch(found[0])
+    ):
         return _of_numbered(folder, found)
+    if len({match.groups() for name in found if (match := NUMBERED.fullmatch(name))}) > 1:
+        said = f"there are files of several saves, {_some(found)}, and no index says which belong together"
+        return Weights("several weight files", [], [Finding("several", ERROR, said, "move those of the others away")])
     if len(found) > 1:
         said = f"there are several files with weights, {_some(found)}, and no library looks for any of these names"
         return Weights("several weight files", [], [Finding("several", ERROR, said, "name the file, not the folder")])

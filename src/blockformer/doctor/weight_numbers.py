@@ -118,7 +118,24 @@ def of_numbers(
     parts = None if other is None else other.parts
     values = values_of(checkpoint.tensors, checkpoint.parts, parts, comparable, progress)
     infos = checkpoint.tensors
-    return [*_broken(values, infos), *_untrained(values, unread), *_unchanged(values, title)], values
+    return [
+        *_misread(values, infos),
+        *_broken(values, infos),
+        *_untrained(values, unread),
+        *_unchanged(values, title),
+    ], values
+
+
+def _misread(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
+    judged = [name for name, each in values.items() if each.is_misread is not None]
+    wrong = [name for name in judged if values[name].is_misread]
+    if not wrong or 2 * len(wrong) < len(judged):
+        return []
+    is_half = infos[wrong[0]].dtype is torch.float16
+    here, there = ("float16", "bfloat16") if is_half else ("bfloat16", "float16")
+    said = f"{len(wrong)} of {len(judged)} matrices look like {there} whose bits were read as {here}"
+    fix = f"save again with a cast, .to(torch.{here}); the bits that are there are tensor.view(torch.{there})"
+    return [Finding("misread", ERROR, said, fix, names=tuple(wrong))]
 
 
 def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:

@@ -22,9 +22,10 @@ from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refus
 EMBEDDINGS, POSITIONS, HEAD = "token_emb.emb.weight", "pos_emb.emb.weight", "to_logits.weight"
 LAYERS, FREQUENCIES = "attn_layers.layers.", "attn_layers.rotary_pos_emb.inv_freq"
 CLASSES = {
-    "blockformer_decoder": "BlockformerDecoderForCausalLM",
-    "blockformer_encoder": "BlockformerEncoderForMaskedLM",
+    "blockformer_decoder": ("BlockformerDecoderForCausalLM", "BlockformerDecoderModel"),
+    "blockformer_encoder": ("BlockformerEncoderForMaskedLM", "BlockformerEncoderModel"),
 }
+"""The class with a head for the logits, and without one (`return_only_embed`)."""
 ASKED = {
     "model_type": "blockformer_decoder (causal) or blockformer_encoder",
     "num_attention_heads": "heads",
@@ -35,7 +36,10 @@ ROTATION = {
     "rope_parameters": '\'{"rope_type": "default", "rope_theta": 10000.0}\'',
     "max_position_embeddings": "max_seq_len",
 }
-TIED = {"logit_scale": "tie_embedding_scale: one over the root of the width is today's default; 1.0 before it"}
+TIED = {
+    "logit_scale": "tie_embedding_scale: one over the root of the width is today's default; 1.0 before it; or for a "
+    "model without a head, return_only_embed, architectures"
+}
 GATED, PLAIN, OUTER = ".1.ff.0.proj", ".1.ff.0.0", ".1.ff.2"
 NORM_EPS = {"gamma": 1e-5, "g": 1e-24}
 """Layer norms add PyTorch's epsilon; RMS norms divide by the length itself, which this one does not change."""
@@ -83,9 +87,15 @@ class ByGroup:
     inverse_shapes = forward_shapes
 
 
+def _is_bare(architectures: Any) -> bool:
+    """Whether these name a model without a head."""
+    return isinstance(architectures, list) and architectures[:1] in [[bare] for _, bare in CLASSES.values()]
+
+
 def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
     has_rotation, has_table = FREQUENCIES in tensors, POSITIONS in tensors
-    asked = ASKED | (ROTATION if has_rotation else {}) | (TIED if HEAD not in tensors else {})
+    is_tied = HEAD not in tensors and not _is_bare(settings.get("architectures"))
+    asked = ASKED | (ROTATION if has_rotation else {}) | (TIED if is_tied else {})
     if absent := [name for name in asked if name not in settings]:
         options = "; ".join(f"--set {name}=... ({asked[name]})" for name in absent)
         raise ConversionError(f"x-transformers saves no settings, and no tensor shows these; tell doctor: {options}")
@@ -111,7 +121,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         share = 2 * tensors[FREQUENCIES].shape[0] / max(size, 1)
         rope |= {} if share == 1 else {"partial_rotary_factor": share}
     return {
-        "architectures": [CLASSES[kind]],
+        "architectures": [CLASSES[kind][0]],
         "vocab_size": tensors[EMBEDDINGS].shape[0],
         "hidden_size": tensors[EMBEDDINGS].shape[1],
         "intermediate_size": tensors[first].shape[0] // (2 if is_gated else 1),
@@ -126,7 +136,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         "position_type": "rotary" if has_rotation else "learned",
         "gated_mlp": is_gated,
         "mlp_bias": f"{first.removesuffix('weight')}bias" in tensors,
-        "tie_word_embeddings": HEAD not in tensors,
+        "tie_word_embeddings": is_tied,
         "dtype": dtype_of(tensors[EMBEDDINGS]),
         **{name: value for name, value in settings.items() if name not in ROTATION},
         **({"max_position_embeddings": tensors[POSITIONS].shape[0]} if has_table else {}),
@@ -137,11 +147,17 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
 def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
     config = model.config
     norm = "gamma" if config.norm_type == "layer_norm" else "g"
-    root = "model."
+    is_bare = _is_bare(config.architectures)
+    if not is_bare and (config.architectures or CLASSES[config.model_type])[0] not in CLASSES[config.model_type]:
+        raise ConversionError(
+            f"x-transformers has no place for the head of a {config.architectures[0]}; it has that of "
+            f"{CLASSES[config.model_type][0]}, or none"
+        )
+    root = "" if is_bare else "model."
     rules = [
         Rule(EMBEDDINGS, f"{root}embed_tokens.weight"),
         Rule(f"attn_layers.final_norm.{norm}", f"{root}norm.weight"),
-        *([] if config.tie_word_embeddings else [Rule(HEAD, "lm_head.weight")]),
+        *([] if config.tie_word_embeddings or is_bare else [Rule(HEAD, "lm_head.weight")]),
     ]
     turn: Any = Identity()
     if config.position_type == "rotary":
@@ -174,7 +190,11 @@ def _back(model: Model) -> dict[str, Any]:
     """What the user would have to say of the model's checkpoint."""
     config = model.config
     asked = [*ASKED, *(ROTATION if config.position_type == "rotary" else ())]
-    return {name: getattr(config, name) for name in [*asked, *(TIED if config.tie_word_embeddings else ())]}
+    if _is_bare(config.architectures):
+        asked.append("architectures")
+    elif config.tie_word_embeddings:
+        asked += TIED
+    return {name: getattr(config, name) for name in asked}
 
 
 def _adds(model: Model) -> dict[str, Tensor]:

@@ -157,6 +157,8 @@ class Checkpoint:
             real = path.resolve()
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{path}: a link that leads nowhere") from error
+        if path.is_symlink() and not real.exists():
+            raise CheckpointError(f"{path}: a link to a file that is not there; download or copy the file itself")
         if not any(real.is_relative_to(root) for root in roots):
             raise CheckpointError(f"{path}: a link that leaves the folder; put the file itself there")
         self._identities[path] = _identity(path)

@@ -9,8 +9,11 @@ from pathlib import Path
 from .errors import CheckpointError, shown
 from .json_files import read_json
 from .names import PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHTS
+from .regular import open_regular
 
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+NEVER_MERGED = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
+"""Kinds of adapters that are read as tokens or states, and not added to weights."""
 RANK = re.compile(r"(?P<start>.*?)(world_size_(?P<world>\d+)_)?rank[_-]?(?P<rank>\d+)(?P<end>\.(pt|pth|bin|ckpt))")
 """The name of the file that one process of an FSDP run writes."""
 OTHER_STATE = re.compile(r"(optim|optimizer|extra|rng|random|scheduler|grad_scaler|data|zero_pp|bf16_zero|mp_)")
@@ -85,12 +88,33 @@ CONTAINERS = (
         inside="*",
     ),
     Container(
+        "deepspeed",
+        (),
+        "these are the weights that DeepSpeed saves",
+        JOIN,
+        is_pickled=True,
+        ends=("_model_states.pt",),
+    ),
+    Container(
         "megatron",
         ("mp_rank_", "iter_0", MEGATRON),
         "this is a checkpoint of Megatron-LM",
         "convert it with the tool of its framework (Megatron-Bridge, NeMo) to a Hugging Face folder",
     ),
-    Container("dcp", (".metadata", "__0_0.distcp"), "this is a distributed checkpoint (DCP)", JOIN),
+    Container("dcp", (".metadata",), "this is a distributed checkpoint (DCP)", JOIN),
+    Container(
+        "dcp-parts",
+        (),
+        "these are parts of a distributed checkpoint (DCP) without .metadata, which says what is in them",
+        "copy .metadata from the folder where they were saved; an interrupted save has none: take one from before",
+        ends=(".distcp",),
+    ),
+    Container(
+        "litgpt-lora",
+        ("lit_model.pth.lora",),
+        "these are LoRA weights of LitGPT, without the model",
+        "merge them: litgpt merge_lora {folder}; and name the folder again, which has lit_model.pth then",
+    ),
     Container(
         "litgpt",
         ("lit_model.pth",),
@@ -109,6 +133,13 @@ CONTAINERS = (
     ),
     Container(
         "mlx", ("weights.npz",), "these are weights for MLX", "name the checkpoint that they were converted from"
+    ),
+    Container(
+        "numpy",
+        (),
+        "these are arrays of NumPy",
+        "load them with numpy.load, and save them with safetensors.numpy.save_file as model.safetensors",
+        ends=(".npz",),
     ),
     Container(
         "orbax",
@@ -182,13 +213,20 @@ def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | Non
     if inner := folders_with_weights(folder):
         return _inner_model(folder, inner)
     pickles = [name for name in names if name.endswith(PICKLED_SUFFIXES) and not (folder / name).is_dir()]
-    weights = [name for name in pickles if not NOT_WEIGHTS.fullmatch(name)]
+    safe = [name for name in names if name.endswith(".safetensors") and name not in ADAPTERS]
+    weights = [name for name in (*safe, *pickles) if not NOT_WEIGHTS.fullmatch(name)]
+    if len(safe) > 1:
+        said = f"the weights lie in {_listed(safe)} without {WEIGHTS[0][1]}, by which libraries find them"
+        return said, f"blockformer doctor {folder} says what they are"
     if weights:
         said = f"the weights are called {shown(weights[0])}, and libraries look for {WEIGHTS[0][0]}"
         return said, f"blockformer doctor {folder / weights[0]} says what they are"
     if unfinished := [name for name in names if UNFINISHED.fullmatch(name)]:
         said = f"a download was not finished, or a file was split ({shown(unfinished[0])})"
         return said, "download it again; cat joins the parts of a file that was split"
+    if (tag := _lost_step(folder, names)) is not None:
+        said = f"the file 'latest' names {shown(tag)}, which is not there: these are the rest of a run of DeepSpeed"
+        return said, f"copy {shown(tag)} too, or name a checkpoint that has its weights"
     if inner := _folders(folder, _has_parts):
         inner = [_with_config(folder, name) for name in inner]
         what = "an adapter lies" if _has_adapter(folder / inner[-1]) else "the weights lie"
@@ -197,6 +235,15 @@ def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | Non
         said = f"there is only the state of a training run ({', '.join((pickles or ['trainer_state.json'])[:3])})"
         return said, "the model was not saved or not copied: name a checkpoint that has it"
     return None
+
+
+def _lost_step(folder: Path, names: Collection[str]) -> str | None:
+    """The folder that DeepSpeed's file `latest` names, where it is missing; else None."""
+    if "latest" not in names or not (folder / "latest").is_file():
+        return None
+    with open_regular(folder / "latest") as file:
+        tag = file.read(200).decode("utf-8", "replace").strip()
+    return None if not tag or "/" in tag or os.path.lexists(folder / tag) else tag
 
 
 def _with_config(folder: Path, name: str) -> str:
@@ -289,9 +336,13 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
     rank = f" of rank {config['r']}" if type(config.get("r")) is int else ""
     base = config.get("base_model_name_or_path")
     named = shown(base) if isinstance(base, str) and base else "its base model"
-    remedy = (
-        f"merge it into {named}: blockformer doctor {folder} --against BASE --mend NEW, or merge_and_unload() of PEFT"
-    )
+    if kind in NEVER_MERGED:
+        remedy = f"PEFT loads it on top of {named}: PeftModel.from_pretrained(BASE, FOLDER); it cannot be merged"
+    elif kind in (None, "LORA"):
+        ours = f"blockformer doctor {folder} --against BASE --mend NEW"
+        remedy = f"merge it into {named}: {ours}, or merge_and_unload() of PEFT"
+    else:
+        remedy = f"merge it into {named} with PEFT: merge_and_unload() and save_pretrained"
     if not any(os.path.lexists(folder / name) for name in ADAPTERS[1:]):
         said = f"this is the adapter_config.json of {title}{rank} for {named}, and the adapter itself is missing"
         return said, f"copy {ADAPTERS[1]} too; and then {remedy}"

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .errors import CheckpointError, listed, shown
 from .names import STATE_DICTS, of_a_wrapper
+from .other_formats import in_place_of_pickle
 from .regular import LFS_POINTER, open_regular
 from .safetensors_io import DTYPE_NAMES, MAX_TENSORS, TensorInfo, read_tensor
 
@@ -80,6 +81,8 @@ def _is_zip(file: BinaryIO, path: Path) -> bool:
     file.seek(0)
     if start == LFS_POINTER:
         raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    if start[:4] != ZIP and (other := in_place_of_pickle(start)) is not None:
+        raise CheckpointError(f"{path}: {other}")
     return start[:4] == ZIP
 
 
@@ -114,6 +117,11 @@ def records_of(file: BinaryIO, path: Path) -> dict[int, int]:
                 raise CheckpointError(f"{path}: more than {MAX_TENSORS} tensors")
             if len({member.filename for member in members}) < len(members):
                 raise CheckpointError(f"{path}: a zip record is there twice; {RESAVE}")
+            if any(member.filename.endswith("/constants.pkl") for member in members):
+                raise CheckpointError(
+                    f"{path}: a program of TorchScript (torch.jit.save), and not a state dict; save "
+                    "torch.jit.load(FILE).state_dict(), which runs its code"
+                )
             stored = sum(member.file_size for member in members)
             if any(member.compress_type != zipfile.ZIP_STORED for member in members) or stored > path.stat().st_size:
                 raise CheckpointError(f"{path}: compressed or overlapping zip records (a zip bomb?); {RESAVE}")

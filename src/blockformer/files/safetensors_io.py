@@ -20,6 +20,7 @@ from torch import Tensor
 from .atomic import start_writing
 from .errors import CheckpointError, ConversionError, is_out_of_memory, shown
 from .json_files import strict_json
+from .other_formats import in_place_of_safetensors
 from .regular import LFS_POINTER
 
 DTYPES: dict[str, torch.dtype] = {
@@ -112,6 +113,8 @@ def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
     if len(start) < 8:
         raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file; download it again")
     length = int.from_bytes(start[:8], "little")
+    if (length > MAX_HEADER or length > size - 8) and (other := in_place_of_safetensors(start)) is not None:
+        raise CheckpointError(f"{path}: {other}")
     if (length > MAX_HEADER or length > size - 8) and start.isascii() and start.decode().isprintable():
         raise CheckpointError(
             f"{path}: a text that begins with {start.decode()!r}, not a safetensors file: the page or the message of a "
