@@ -229,7 +229,7 @@ def test_a_list_of_ranks_needs_a_pattern(tmp_path):
     )
     (run / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}", "pad_token": "<|end|>"}))
     found = mend(run, tmp_path / "whole", options=Options(tiktoken=str(run / "rest.json")))
-    assert f"tokenizer.json made of tokenizer.model, {len(ranks) + 2} tokens" in found.changes
+    assert f"tokenizer.json made from tokenizer.model, {len(ranks) + 2} tokens" in found.changes
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "whole")
     for text in (TEXT, TEXT[::-1], "aaaaaaa" * 9, ""):
         assert tokenizer(text).input_ids == by_ranks(ranks, text)
@@ -328,7 +328,7 @@ def test_the_config_shows_the_list_of_llama(tmp_path, monkeypatch, rope, fourth)
     official_folder(tmp_path / "run", "llama", vocab_size=count + 256, eos_token_id=[count + 1, count + 9], **more)
     write_ranks(tmp_path / "run/tokenizer.model", ranks)
     found = mend(tmp_path / "run", tmp_path / "out")
-    assert f"tokenizer.json made of tokenizer.model, {count + 256} tokens" in found.changes
+    assert f"tokenizer.json made from tokenizer.model, {count + 256} tokens" in found.changes
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     ids = tokenizer.convert_tokens_to_ids(["<|begin_of_text|>", "<|eot_id|>", f"<|{fourth}|>"])
     assert ids == [count, count + 9, count + 4]
