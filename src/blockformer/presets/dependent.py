@@ -45,6 +45,7 @@ FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "kv_lora_rank": _has_latents,
     "query_growth": lambda settings: settings["position_type"] == "rotary" and not settings.get("kv_lora_rank"),
     "frequency_dtype": lambda settings: settings["position_type"] == "rotary",
+    "padding_position": lambda settings: settings["padding_position"] == "index" or settings["position_offset"] > 0,
     "layer_types": _may_keep_states,
     **dict.fromkeys(("sliding_window", "attn_logit_softcapping", "attention_sinks"), _has_plain_scores),
     "decoder_norm_placement": _have_one_kind,
