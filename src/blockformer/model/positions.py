@@ -120,7 +120,8 @@ def counted_positions(config, places, attention_mask, input_ids):
         attention_mask: [B, S] of 0 and 1, the last T are the tokens', or None.
         input_ids: int [B, T], or None for embeddings.
     """
-    length, is_token = len(places), None if attention_mask is None else attention_mask != 0
+    length = places.shape[0]  # not `len`, which an exported graph would take for a constant
+    is_token = None if attention_mask is None else attention_mask != 0
     if config.padding_position == "by_token" and input_ids is not None and config.pad_token_id is not None:
         own = input_ids != config.pad_token_id
         earlier = 0 if is_token is None else is_token.shape[1] - length
