@@ -125,14 +125,14 @@ class Stack(BlockformerPreTrainedModel):
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         past = cached_length(past_key_values)
         places = torch.arange(tokens.shape[1], device=hidden_states.device) + past
-        positions = position_ids
-        if positions is None:
-            positions = self._counted_positions(places, attention_mask, past, input_ids)
-        hidden_states = self._embed(hidden_states, positions)
+        own = position_ids
+        if own is None:
+            own = self._counted_positions(places, attention_mask, past, input_ids)
+        hidden_states = self._embed(hidden_states, own)
 
         named = kwargs | {"position_ids": None if position_ids is None else position_ids.expand(tokens.shape[:2])}
         # A mask without padding says that each row is one text, whatever the positions are.
-        positions = (positions, None if hides_nothing else named["position_ids"], places)
+        positions = (own, None if hides_nothing else named["position_ids"], places)
         source = (encoder_hidden_states, encoder_attention_mask)
         cross_mask = head_mask if cross_attn_head_mask is None and self.config.is_decoder else cross_attn_head_mask
         given = (hidden_states, input_ids, attention_mask, *positions, past_key_values, source, (head_mask, cross_mask))
