@@ -337,7 +337,6 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
         report_progress,
         (0, shift) if plan.to_official else (shift, 0),
         plan.family.oracle.counts_padding,
-        plan.family.oracle.padding_by_token,
         quick,
         plan.to_official,
     )

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from blockformer.inputs import inputs_of
-from blockformer.model.positions import positions_from_mask
 
 from .progress import Passes
 
@@ -49,17 +48,16 @@ class Probe:
         return self.others.get("decoder_input_ids")
 
 
-def probes(config: PretrainedConfig, counts_padding: bool = False, padding_by_token: bool = False) -> list[Probe]:
+def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe]:
     """Inputs that fit one of our models: random, structured (a ramp, a repetition), and padded on the left.
 
     What else the model takes is random (see `inputs_of`). Of a decoder the second random row is padded on the right;
     encoders get right padding as an input of its own. Some official classes count padding among the positions and take
     no position ids: encoder-decoders with embedded positions, and families with `counts_padding`. They get right
-    padding only.
+    padding only. Those that tell padding by its token count positions by themselves.
 
     Texts are what users have: they end in the end token, or in the padding token, which is one and the same in many
-    models, and hold the padding token inside. What the mask hides is the padding token. Only where the official class
-    tells padding by its token (`padding_by_token`), whatever the mask says, no text holds it.
+    models, and hold the padding token inside. What the mask hides is the padding token.
     """
     vocabulary = config.vocab_size
     length = max(2, min(LONGEST, config.max_position_embeddings - NEW_TOKENS))
@@ -70,13 +68,14 @@ def probes(config: PretrainedConfig, counts_padding: bool = False, padding_by_to
     full, count = torch.ones(ROWS, length, dtype=torch.long), torch.arange(length).expand(ROWS, length)
     padded = full.clone()
     padded[0, : length // 2] = 0
-    positions = positions_from_mask(padded)
+    positions = (padded.cumsum(-1) - 1).clamp(min=0)
     _, *rest = inputs_of(config)
     others = {each.name: each.example(ROWS, 7 if each.kind == "states" else length, generator) for each in rest}
 
     has_source, is_decoder = getattr(config, "is_encoder_decoder", False), getattr(config, "is_decoder", True)
     relative = getattr(config, "position_type", "") == "relative_bias"
     is_source = relative or has_source
+    counts_itself = is_source or counts_padding or getattr(config, "padding_position", "") == "by_token"
     texts = [
         ("random", random, full if is_source or not is_decoder else padded.flip(0, -1), count),
         ("structured", torch.stack([ramp, repeated]), full, count),
@@ -87,8 +86,7 @@ def probes(config: PretrainedConfig, counts_padding: bool = False, padding_by_to
         texts.append(("padded on the right", random, padded.flip(-1), count))
 
     end, pad = (_token(token, vocabulary) for token in (config.eos_token_id, config.pad_token_id))
-    inside, hidden = None if padding_by_token else pad, pad
-    end = None if padding_by_token and end == pad else end
+    inside, hidden = pad, pad
     if is_source and end == pad:  # some heads need as many end tokens in each row
         inside = hidden = None
     for each in rest:
@@ -100,7 +98,7 @@ def probes(config: PretrainedConfig, counts_padding: bool = False, padding_by_to
         last = inside if name == "structured" and inside is not None and not is_source else end
         ids = _without(ids, (pad, end) if is_source else (pad,))
         ids = _text(ids, mask, inside, (end, last), hidden)
-        own = None if is_source or counts_padding else places
+        own = None if counts_itself else places
         inputs.append(Probe(name, ids, mask, own, others, by_first_token=not (is_decoder or has_source)))
     return inputs
 

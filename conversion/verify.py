@@ -148,7 +148,6 @@ def verify(
     report_progress: Progress = silent,
     shifts: tuple[int, int] = (0, 0),
     counts_padding: bool = False,
-    padding_by_token: bool = False,
     quick: bool = False,
     from_ours: bool = False,
 ) -> Parity:
@@ -162,7 +161,7 @@ def verify(
         parameters: parameter count of each model.
         report_progress: receives progress reports.
         shifts: added to the position ids of the original and of the converted model; some families do not count from 0.
-        counts_padding, padding_by_token: see `probes`.
+        counts_padding: see `probes`.
         quick: run one text in one dtype, and write none.
         from_ours: whether the original is ours, and the converted model the official one.
 
@@ -182,7 +181,7 @@ def verify(
             name = str(skipped).removeprefix("torch.")
             need = parameters * skipped.itemsize / 2**30
             parity.notes.append(f"not compared in {name}: one model needs {need:.1f} GiB, more than is free here")
-    texts = probes(config, counts_padding, padding_by_token)
+    texts = probes(config, counts_padding)
     inputs = {
         kind: texts[:1] if quick or (kind not in SHARP and any(other in SHARP for other in possible)) else texts
         for kind in possible

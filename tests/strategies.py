@@ -96,7 +96,10 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
     if position_type == "rotary":
         fields["rope_parameters"] = dict(draw(st.sampled_from(ROPES)))
     elif position_type == "learned":
-        fields["position_offset"] = draw(st.sampled_from([0, 2]))
+        fields["position_offset"] = offset = draw(st.sampled_from([0, 2]))
+        # The texts of a decoder go on from a cache, which does not say what was padding by its token.
+        kinds = ["index"] + ["before"] * (offset > 0) + ["by_token"] * (offset > 0 and topology == "encoder")
+        fields["padding_position"] = draw(st.sampled_from(kinds))
     elif position_type == "disentangled":
         fields |= {"qk_norm": False, "num_key_value_heads": 4, "relative_attention_num_buckets": 8}
     elif position_type == "relative_bias":

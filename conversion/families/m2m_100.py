@@ -1,7 +1,7 @@
 """M2M-100 (Fan et al., 2021) and NLLB (NLLB team, 2022): translators between many languages, with the norms first.
 
 Positions are computed and begin after the padding token's id; the last frequency is 1/10000. The head has no bias.
-The official class counts the tokens that are not that one, so that no text can hold it.
+The official class counts the tokens that are not that one.
 """
 
 from blockformer.files.errors import ConversionError
@@ -10,7 +10,6 @@ from ..values import Computed, NotExpressible, token_or_none
 from .bart import FRESH, BartNames, bart_heads, bart_settings
 from .base import Family
 from .fresh import root_of_width
-from .oracle import Oracle
 from .original import STRUCTURE
 
 
@@ -31,7 +30,12 @@ FAMILY = Family(
     "m2m_100",
     "M2M100Config",
     bart_heads("M2M100ForConditionalGeneration M2M100Model"),
-    structure={**STRUCTURE, "norm_placement": "pre", "position_type": "sinusoidal_inclusive"},
+    structure={
+        **STRUCTURE,
+        "norm_placement": "pre",
+        "position_type": "sinusoidal_inclusive",
+        "padding_position": "by_token",
+    },
     fresh={
         **FRESH,
         "vocab_size": 128112,
@@ -42,5 +46,4 @@ FAMILY = Family(
     },
     names=BartNames(logits_bias=False),
     settings=bart_settings(fixed={"classifier_dropout": None}, computed=[Computed(_read_offset, _write_offset)]),
-    oracle=Oracle(padding_by_token=True),
 )

@@ -22,7 +22,8 @@ def _read_positions(official):
             f"config.json: pad_token_id must be {PADDING} and relative_attention_num_buckets {BUCKETS}, "
             f"not {config.pad_token_id} and {config.relative_attention_num_buckets}: the official class has no others"
         )
-    return {"position_offset": PADDING + 1, "max_position_embeddings": config.max_position_embeddings - PADDING - 1}
+    rows = config.max_position_embeddings - PADDING - 1
+    return {"position_offset": PADDING + 1, "padding_position": "by_token", "max_position_embeddings": rows}
 
 
 def _write_positions(config, head):

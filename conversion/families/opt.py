@@ -60,7 +60,7 @@ FAMILY = Family(
         "model.decoder.",
         bare_root="decoder.",
     ),
-    structure={**GPT, "position_type": "learned", "position_offset": 2, "norm_eps": 1e-5},
+    structure={**GPT, "position_type": "learned", "position_offset": 2, "padding_position": "before", "norm_eps": 1e-5},
     fresh={"hidden_act": "relu", "tie_word_embeddings": True},
     names=DecoderNames(
         layer={

@@ -17,7 +17,6 @@ class Oracle:
 
     Attributes:
         counts_padding: whether it counts padding among the positions, and takes no position ids.
-        padding_by_token: whether it tells padding by its token, so that no text can hold that, whatever the mask says.
         position_shift: a config of ours -> what must be added to its position ids to get the official ones.
         prepared: an official model -> the same with what it can compute by itself as exact as its dtype allows, however
             it was stored.
@@ -25,7 +24,6 @@ class Oracle:
     """
 
     counts_padding: bool = False
-    padding_by_token: bool = False
     position_shift: Callable[[PretrainedConfig], int] = lambda config: 0
     prepared: Callable[[PreTrainedModel], PreTrainedModel] = _as_it_is
     not_runnable: Callable[[str, PretrainedConfig], str | None] = lambda family, config: None

@@ -25,6 +25,7 @@ FRESH = {
     "norm_eps": 1e-5,
     "type_vocab_size": 1,
     "position_offset": 2,
+    "padding_position": "by_token",
     "pooler_act": "tanh",
     "pad_token_id": 1,
     "bos_token_id": 0,

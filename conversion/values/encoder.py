@@ -34,7 +34,8 @@ class EncoderPositions:
                 raise ConversionError("config.json: pad_token_id must be set: the positions begin after it")
             offset = padding + 1
         rows = official.config.max_position_embeddings - offset
-        return {"position_type": kind, "position_offset": offset, "max_position_embeddings": rows}
+        read = {"position_type": kind, "position_offset": offset, "max_position_embeddings": rows}
+        return read | {"padding_position": "by_token" if offset else "index"}
 
     def write(self, config, head):
         """See `Value.write`."""

@@ -38,7 +38,7 @@ NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     (("relative_bias_per_layer",), "position_type", RELATIVE_BIAS),
     (("rope_parameters", "rope_layers"), "position_type", ("rotary",)),
     (("token_dropout", "mask_token_id"), "token_dropout", ()),
-    (("position_offset",), "position_type", (*LEARNED, *SINUSOIDAL)),
+    (("position_offset", "padding_position"), "position_type", (*LEARNED, *SINUSOIDAL)),
     (("first_attention_norm",), "norm_placement", ("pre",)),
     (("first_attention_norm",), "residual", ("sequential",)),
     (("norm_bias",), "norm_type", ("layer_norm",)),

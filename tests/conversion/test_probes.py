@@ -43,13 +43,9 @@ def test_texts_end_in_the_end_token_and_hold_the_padding_token(kind):
         assert [int(ids[-1]) for name, ids, _ in rows if name == "structured"] == [9, 7]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("end", [7, 9])
-def test_no_text_of_a_class_that_tells_padding_by_its_token_holds_it(kind, end):
-    config = config_of(kind, end=end)
-    for probe in probes(config, padding_by_token=True):
-        assert not (probe.input_ids[probe.attention_mask.bool()] == 7).any()
-        assert probe.target is None or not (probe.target == 7).any()
+@pytest.mark.parametrize(("kind", "counts_itself"), [("m2m_100", True), ("roberta", True), ("opt", False)])
+def test_a_class_that_tells_padding_by_its_token_counts_positions_itself(kind, counts_itself):
+    assert {probe.position_ids is None for probe in probes(config_of(kind))} == {counts_itself}
 
 
 @pytest.mark.parametrize("kind", KINDS)

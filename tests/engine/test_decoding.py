@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from peft import PrefixTuningConfig, get_peft_model
 from sizes import STRONG
 from torch.nn import functional as F
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
@@ -164,6 +165,54 @@ def test_a_criterion_of_the_caller_s_is_asked_as_often_as_by_the_library():
         counts.append(criterion.calls)
     assert counts == [5, 5]
     assert torch.equal(*texts)
+
+
+class Steers(LogitsProcessor):
+    """Adds something to a layer's states between the third and the sixth new token."""
+
+    def __init__(self, layer):
+        self.layer, self.calls = layer, 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        if self.calls == 3:
+            steered = torch.linspace(-2, 2, STRONG["hidden_size"])
+            self.handle = self.layer.register_forward_hook(lambda layer, given, states: states + steered)
+        if self.calls == 6:
+            self.handle.remove()
+        return scores
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_processor_of_the_caller_s_may_hook_a_compiled_model(beams, untraced):
+    plain, _ = make("gpt2")
+    quick = copy.deepcopy(plain).prepare_for_inference(compile=True)
+    texts = []
+    for model in (plain, quick):
+        steers = LogitsProcessorList([Steers(model.model.layers[0])])
+        given = {"logits_processor": steers, "num_beams": beams, "max_new_tokens": 12, "eos_token_id": None}
+        texts.append(model.generate(**prompts([6, 4]), **given))
+    assert torch.equal(*texts)
+    unsteered = quick.generate(**prompts([6, 4]), num_beams=beams, max_new_tokens=12, eos_token_id=None)
+    assert not torch.equal(unsteered, texts[0])
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["t5", "qwen3"])
+def test_a_prefix_that_the_library_s_loop_brings_in_is_read(name, beams):
+    """PEFT gives it by a `prepare_inputs_for_generation` of its own."""
+    plain, quick = make(name)
+    texts, kind = [], "SEQ_2_SEQ_LM" if name in SOURCED else "CAUSAL_LM"
+    for model in (plain, quick):
+        torch.manual_seed(0)
+        tuned = get_peft_model(model, PrefixTuningConfig(task_type=kind, num_virtual_tokens=4)).eval()
+        for weight in tuned.prompt_encoder.parameters():
+            weight.data *= 3
+        texts.append(tuned.generate(**prompts([8, 5]), num_beams=beams, max_new_tokens=12))
+    assert torch.equal(*texts)
+    assert "prepare_inputs_for_generation was replaced" in str(quick.runtime.decoding.fallbacks.reasons)
+    unchanged = make(name)[0].generate(**prompts([8, 5]), num_beams=beams, max_new_tokens=12)
+    assert unchanged.shape != texts[0].shape or not torch.equal(unchanged, texts[0])
 
 
 def test_the_host_looks_late_and_not_too_late(monkeypatch):

@@ -11,7 +11,7 @@ from collections import deque
 
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation import EosTokenCriteria, GenerationMixin, MaxLengthCriteria
 
 from ..model.compat import CACHE
 from .attention import is_in_use
@@ -34,6 +34,8 @@ _KNOWN = {
     "logits_processor", "stopping_criteria", "generation_config", "streamer", "attention_mask", "position_ids",
     "encoder_outputs", "decoder_attention_mask", "past_key_values", "cache", *_SAYS_NOTHING,
 }  # fmt: skip
+# Methods of the library's loop that this one does not call: a prefix comes in by the first.
+_NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 _RETURNED_TOO = (
     "output_hidden_states",
     "output_attentions",
@@ -130,12 +132,17 @@ class Decoding:
             is_touched = not self._watched.are_untouched()
         if is_touched:
             raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
+        for name in _NOT_CALLED:
+            if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
+                raise Uncompiled(f"{name} was replaced")
         call = _Call(model, input_ids, named, is_late=self._compiled is None)
         if call.beams > 1 and call.own_criteria:
             raise Uncompiled(f"{type(call.own_criteria[0]).__name__} is given")
         if call.beams > 1 and any(each is not None and sources(each, call.beams) is None for each in (input_ids, mask)):
             raise Uncompiled("beams begin with different texts")
         if self._compiled is not None:
+            if call.code_of_caller:  # it may change the model, which each step in the library's loop notices
+                raise Uncompiled(f"{type(call.code_of_caller[0]).__name__} runs between tokens")
             self._compiled.functions_for(*call.kind)  # before the prompt is read
             if "sliding_attention" in self._model.get_decoder().config.layer_types:
                 raise Uncompiled("a window's keys and values are in a cache of their own")
@@ -185,6 +192,7 @@ class _Call:
         pad = self.settings._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
         self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
+        self.code_of_caller = [each for each in (*self.processors, *self.criteria, self.streamer) if _may_be_own(each)]
         self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
 
     def _fresh(self, cache):
@@ -321,6 +329,12 @@ class _Late:
     def wait(self) -> None:
         if self._event is not None:
             self._event.synchronize()
+
+
+def _may_be_own(part) -> bool:
+    """Whether a processor, a criterion or a streamer runs code from outside of the library, its own or one it holds."""
+    is_library = type(part).__module__.partition(".")[0] in ("transformers", "builtins")
+    return not is_library or (part is not None and any(map(callable, vars(part).values())))
 
 
 def _beams_of(named: dict) -> int:

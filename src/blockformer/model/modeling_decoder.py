@@ -26,7 +26,7 @@ from .layer import Layer  # noqa: F401
 from .losses import are_on_padding, shifted
 from .multi_token import MultiTokenDrafts, multi_token_layers, multi_token_loss
 from .normalization import RMSNorm  # noqa: F401
-from .positions import LEARNED, reading_padding
+from .positions import LEARNED
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -119,12 +119,12 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         """
         # Not in the signature: `Trainer` takes every argument with "label" in its name for a column of the data.
         shift_labels, label_smoothing = kwargs.pop("shift_labels", None), kwargs.pop("label_smoothing", 0.0)
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs: dict = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         source = {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
         targets = shifted(labels) if shift_labels is None and labels is not None else shift_labels
         if are_on_padding(targets, attention_mask):
-            inputs |= reading_padding(self.config, inputs)
+            inputs |= {"reads_padding": True}
         outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         given = (targets, num_items_in_batch, return_logits, label_smoothing)

@@ -31,7 +31,6 @@ from .losses import (
     token_cross_entropy,
 )
 from .normalization import RMSNorm  # noqa: F401
-from .positions import reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -139,7 +138,7 @@ class MaskedTokens(LanguageModelHead, BlockformerEncoderPreTrainedModel):
     def fill_in(self, inputs, labels, num_items_in_batch, return_logits, label_smoothing, **kwargs):
         """The model's inputs by name, and labels int [B, T] or None -> its outputs, logits [B, T, V], loss or None."""
         if are_on_padding(labels, inputs["attention_mask"]):
-            inputs = inputs | reading_padding(self.config, inputs)
+            inputs = inputs | {"reads_padding": True}
         outputs = self.model(**inputs, **kwargs)
         states = outputs.last_hidden_state
         return outputs, *self.logits_and_loss(states, labels, num_items_in_batch, return_logits, label_smoothing)

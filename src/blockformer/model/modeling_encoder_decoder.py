@@ -29,9 +29,8 @@ from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_early_exit
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
-from .losses import IGNORED, are_on_padding, refuse_smoothing, sequence_loss, span_loss
+from .losses import IGNORED, refuse_smoothing, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
-from .positions import reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -285,10 +284,6 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.shift_right(labels)
-        if are_on_padding(labels, decoder_attention_mask):
-            target: dict = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
-            target |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
-            decoder_position_ids = reading_padding(self.config, target).get("position_ids", decoder_position_ids)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         rest = (past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache, decoder_position_ids)
         outputs = self.model(*inputs, *rest, **kwargs)

@@ -31,9 +31,19 @@ class PositionFields(Part):
         2048, "a positive integer", "size", "tokens of context: rows of a learned table, or length in training"
     )
     position_offset: int = axis(0, "an integer of 0 or more", "positions", "rows of a learned table before position 0")
+    padding_position: str = axis(
+        "index",
+        ("index", "before", "by_token"),
+        "positions",
+        "padding's own: its index in the row, or the one before the first token's; by_token: pad_token_id's too",
+    )
 
     def check(self):
-        """The position type is one of this topology."""
+        """The position type is one of this topology, and there is a position before the first where one is needed."""
+        embeds = self.position_type in (*LEARNED, *SINUSOIDAL)
+        if self.padding_position != "index" and not (embeds and self.position_offset):
+            need = "learned or sinusoidal positions and position_offset of 1 or more"
+            raise ValueError(f"padding_position='{self.padding_position}' needs {need}: set them, or leave it out.")
         kind, is_encoder = self.position_type, not (self.is_decoder or self.is_encoder_decoder)
         if not {"alibi": self.is_decoder, "disentangled": is_encoder}.get(kind, True):
             need = "a decoder" if kind == "alibi" else "an encoder"
@@ -100,30 +110,29 @@ class ComputedPositions(nn.Module):
         return self
 
 
-def positions_from_mask(attention_mask):
-    """Positions that count the real tokens of a row: mask [B, S] -> int64 [B, S]."""
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+def counted_positions(config, places, attention_mask, input_ids):
+    """Positions int64 [1 or B, T] of tokens whose indices among the keys are `places` [T]; real tokens are counted.
 
-
-def reading_padding(config, inputs: dict) -> dict:
-    """Arguments of `Stack.forward` for a head that reads the states of padding, which are those of transformers then.
-
-    Where a caller leaves the positions out, padding has the last of the `position_offset` rows before the first token's
-    (RoBERTa, OPT) or, without any, its index (BERT, Llama).
+    Padding has what `config.padding_position` says: its index (BERT, Llama), or the last of the rows before the first
+    token's (OPT). "by_token", `pad_token_id` has this one wherever it stands, also unmasked (RoBERTa).
 
     Args:
-        inputs: `input_ids` [B, T] or `inputs_embeds` [B, T, E], `attention_mask` and `position_ids`, by these names.
+        attention_mask: [B, S] of 0 and 1, the last T are the tokens', or None.
+        input_ids: int [B, T], or None for embeddings.
     """
-    given, mask = inputs["input_ids"], inputs["attention_mask"]
-    given = inputs["inputs_embeds"] if given is None else given
-    is_counted = inputs["position_ids"] is None and given is not None and isinstance(mask, torch.Tensor)
-    if not is_counted or mask.dim() != 2:
-        return {"reads_padding": True}
-    index = torch.arange(mask.shape[1], device=mask.device)
-    has_own = config.position_offset and not config.is_encoder_decoder  # BART's padding has its index too
-    own = torch.full_like(index, -1) if has_own else index.clamp(max=config.max_position_embeddings - 1)
-    positions = torch.where(mask != 0, positions_from_mask(mask), own)[:, -given.shape[1] :]
-    return {"reads_padding": True, "position_ids": positions}
+    length = places.shape[0]  # not `len`, which an exported graph would take for a constant
+    is_token = None if attention_mask is None else attention_mask != 0
+    if config.padding_position == "by_token" and input_ids is not None and config.pad_token_id is not None:
+        own = input_ids != config.pad_token_id
+        earlier = 0 if is_token is None else is_token.shape[1] - length
+        is_token = own if is_token is None else is_token & F.pad(own, (earlier, 0), value=True)
+    if is_token is None:
+        return places[None]
+    positions = is_token.long().cumsum(-1) - 1
+    positions = positions + places[0] if attention_mask is None else positions
+    index = places.clamp(max=config.max_position_embeddings - 1)
+    own = index if config.padding_position == "index" else torch.full_like(places, -1)
+    return torch.where(is_token[:, -length:], positions[:, -length:], own)
 
 
 def flattened_positions(cu_seq_lens, shape):

@@ -44,7 +44,8 @@ class SinusoidalPositions(ComputedPositions):
     def forward(self, position_ids):
         positions = (position_ids + self.offset)[..., None].float()
         angles = 2 * math.pi * sum((positions * part).frac() for part in self.inv_freq)  # [B, T, C/2]
-        sines, cosines = angles.sin(), angles.cos()
+        is_token = position_ids[..., None] >= 0  # padding has none before the first
+        sines, cosines = angles.sin() * is_token, angles.cos() * is_token
         if self.halves:
             return torch.cat((sines, cosines), dim=-1)[..., : self.hidden_size]
         return torch.stack((sines, cosines), dim=-1).flatten(-2)[..., : self.hidden_size]  # [B, T, C]

@@ -20,7 +20,7 @@ from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_m
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Earlier, LayerInputs, StackInputs, layer_class
 from .normalization import make_norm
-from .positions import flattened_positions, positions_from_mask, rotations_of, sequence_numbers
+from .positions import counted_positions, flattened_positions, rotations_of, sequence_numbers
 from .pretrained_model import BlockformerPreTrainedModel
 
 logger = logging.get_logger(__name__)
@@ -95,7 +95,8 @@ class Stack(BlockformerPreTrainedModel):
         Args:
             input_ids: tokens, int [B, T]; or else `inputs_embeds` [B, T, E], E the config's `token_size`.
             attention_mask: [B, S] over cached and new tokens, 0 for padding; or a 4D mask; or masks by layer type.
-            position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing.
+            position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing: see
+                `positions.counted_positions`.
             past_key_values: a cache of the library's; None makes a dynamic one if `use_cache`.
             token_type_ids: int [B, T], each token's segment; None is segment 0 for all. `task_type_ids` likewise.
             encoder_hidden_states: [B, S, C] for cross-attention, `encoder_attention_mask` [B, S] of 0 and 1 over them.
@@ -126,12 +127,14 @@ class Stack(BlockformerPreTrainedModel):
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         past = cached_length(past_key_values)
         places = torch.arange(tokens.shape[1], device=hidden_states.device) + past
-        positions = self._counted_positions(places, attention_mask, past) if position_ids is None else position_ids
-        hidden_states = self._embed(hidden_states, positions)
+        own = position_ids
+        if own is None:
+            own = self._counted_positions(places, attention_mask, past, input_ids)
+        hidden_states = self._embed(hidden_states, own)
 
         named = kwargs | {"position_ids": None if position_ids is None else position_ids.expand(tokens.shape[:2])}
         # A mask without padding says that each row is one text, whatever the positions are.
-        positions = (positions, None if hides_nothing else named["position_ids"], places)
+        positions = (own, None if hides_nothing else named["position_ids"], places)
         source = (encoder_hidden_states, encoder_attention_mask)
         cross_mask = head_mask if cross_attn_head_mask is None and self.config.is_decoder else cross_attn_head_mask
         given = (hidden_states, input_ids, attention_mask, *positions, past_key_values, source, (head_mask, cross_mask))
@@ -196,14 +199,13 @@ class Stack(BlockformerPreTrainedModel):
         cache = DynamicCache(config=self.config)
         return self.runtime.cache(EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache)
 
-    def _counted_positions(self, places, attention_mask, past):
-        """Positions [1 or B, T] where none are given: a mask's tokens are counted, else all."""
-        length = places.shape[0]
-        if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
-            positions, longest = positions_from_mask(attention_mask)[:, -length:], None
-        else:
-            positions, longest = places[None], past + length if isinstance(past, int) else None
-        check_positions(self.config, positions, (positions.shape[0], length), longest)
+    def _counted_positions(self, places, attention_mask, past, input_ids):
+        """Positions [1 or B, T] where none are given: see `counted_positions`."""
+        is_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
+        positions = counted_positions(self.config, places, attention_mask if is_mask else None, input_ids)
+        batch, length = positions.shape
+        longest = past + length if isinstance(past, int) and batch == 1 and not is_mask else None
+        check_positions(self.config, positions, (batch, length), longest)
         return positions
 
     def _uses_cache(self, use_cache, past_key_values) -> bool:

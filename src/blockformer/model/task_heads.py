@@ -11,7 +11,6 @@ from transformers.utils import can_return_tuple
 from .compat import takes_cache
 from .language_model_head import HeadTransform
 from .losses import are_on_padding, refuse_smoothing, sequence_loss, span_loss, token_cross_entropy
-from .positions import reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
 
 
@@ -57,10 +56,10 @@ class Classification(Classifier):
         `label_smoothing` is as in `losses.token_cross_entropy`, the other arguments as in `Stack.forward`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs: dict = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         if self.reads_padding(inputs, labels):
-            inputs |= reading_padding(self.config, inputs)
+            inputs |= {"reads_padding": True}
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         logits, loss = self.logits_of(outputs, input_ids, attention_mask), None
         if labels is not None:
@@ -143,9 +142,9 @@ class QuestionAnswering(Classifier):
         """
         kwargs.pop("num_items_in_batch", None)  # counts labels, of which there are none here
         refuse_smoothing(kwargs.pop("label_smoothing", 0.0), "a span's are two positions")
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs: dict = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
-        inputs |= reading_padding(self.config, inputs)
+        inputs |= {"reads_padding": True}
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         states = self.before_classifier(outputs.last_hidden_state)
         start_logits, end_logits = self.qa_outputs(states).unbind(-1)

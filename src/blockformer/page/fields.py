@@ -69,7 +69,7 @@ def _is_idle(name: str, box: Box, config) -> bool:
     in_norm = box.kind == "norm"
     if is_idle(name, vars(config)):
         return True
-    if name == "position_offset":
+    if name in ("position_offset", "padding_position"):
         return box.role.endswith("relative_bias")
     if name in ("sliding_window", "layer_types", "decoder_layer_types"):
         return box.mask == "cross"

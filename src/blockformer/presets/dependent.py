@@ -55,6 +55,7 @@ FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "kv_lora_rank": _has_latents,
     "query_growth": lambda settings: settings["position_type"] == "rotary" and not settings.get("kv_lora_rank"),
     "frequency_dtype": lambda settings: settings["position_type"] == "rotary",
+    "padding_position": lambda settings: settings["padding_position"] == "index" or settings["position_offset"] > 0,
     "layer_types": _may_keep_states,
     **dict.fromkeys(VARIED, _may_vary),
     **dict.fromkeys(("hidden_size_per_layer_input", "layer_scale"), _has_usual_layers),
