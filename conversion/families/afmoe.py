@@ -11,7 +11,7 @@ from ..values import Computed, NotExpressible, WindowByLayer, only_sliding_layer
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import every, root_of_width, rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, Q_AND_K_NORM
+from .shared import ATTENTION, LLAMA, MLP, Q_AND_K_NORM
 from .with_experts import FINE, SHARED_EXPERTS, SIGMOID_ROUTER, ExpertNames, first_dense, shared_experts
 
 
@@ -63,11 +63,7 @@ FAMILY = Family(
         bias_of_choice="expert_bias",
     ),
     settings=DecoderSettings(
-        fields={
-            **{name: name for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
-            "route_scale": "routed_scaling_factor",
-            "attention_bias": ALL_ATTENTION_BIASES,
-        },
+        fields={"route_scale": "routed_scaling_factor"},
         window=WindowByLayer(by_flag=False),
         without_effect=["output_router_logits"],
         computed=(

@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, NORMS, PLAIN_MLP
+from .shared import ATTENTION, LLAMA, NORMS, PLAIN_MLP
 
 FAMILY = Family(
     "arcee",
@@ -12,5 +12,5 @@ FAMILY = Family(
     structure={**LLAMA, "gated_mlp": False},
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},
     names=DecoderNames(layer={**ATTENTION, **PLAIN_MLP, **NORMS}),
-    settings=DecoderSettings(fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}),
+    settings=DecoderSettings(),
 )

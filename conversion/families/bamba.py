@@ -8,7 +8,7 @@ from ..values import HeadDim, Rope, ScansByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA
+from .shared import ATTENTION, LLAMA
 
 SCAN = "state_space"
 SAME = ("A_log", "D", "dt_bias", "conv1d.weight", "conv1d.bias", "norm.weight")
@@ -74,7 +74,6 @@ FAMILY = Family(
         more_rules=scan_rules,
     ),
     settings=DecoderSettings(
-        fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
         rope=Rope(by_part=True),
         window=ScansByLayer(by_index=True),
         head_dim=HeadDim(always=False),

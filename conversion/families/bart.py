@@ -67,20 +67,6 @@ CROSS_ATTENTION = {
     "encoder_attn_layer_norm": "cross_attn_{placement}_norm",
 }
 """Official module of a layer -> ours; "{placement}" is "pre" or "post"."""
-SAME = "vocab_size max_position_embeddings use_cache pad_token_id bos_token_id eos_token_id".split()
-DROPOUTS = {
-    "dropout": "hidden_dropout",
-    "attention_dropout": "attention_dropout",
-    "activation_dropout": "activation_dropout",
-}
-FIELDS = {
-    **{name: name for name in SAME},
-    "d_model": "hidden_size",
-    "activation_function": "hidden_act",
-    "init_std": "initializer_range",
-    **DROPOUTS,
-}
-"""Official field -> ours, also for only the decoder (`bart_decoder.py`)."""
 STRUCTURE = {**ORIGINAL, "position_type": "learned", "position_offset": 2, "embedding_norm": True}
 FRESH = {
     **ORIGINAL_FRESH,
@@ -181,7 +167,7 @@ class BartNames(EncoderDecoderNames):
     @property
     def computes_positions(self) -> bool:
         """Whether its positions are no weights."""
-        return self.settings.fixed["position_type"] != "learned"
+        return self.settings.constant["position_type"] != "learned"
 
     # The variant: which head, which matrices, whether there is a bias.
 
@@ -326,7 +312,6 @@ def bart_settings(
     """
     return EncoderDecoderSettings(
         fields={
-            **FIELDS,
             "encoder_ffn_dim": "intermediate_size",
             "decoder_ffn_dim": "decoder_intermediate_size",
             "encoder_attention_heads": "num_attention_heads",

@@ -75,6 +75,7 @@ class Family:
             heads=self.heads,
             structure=structure,
             low_bits=names.low_bits,
+            usual=names.usual_fields if settings.usual is None else settings.usual,
         )
         self.names = replace(names, family=name, heads=self.heads, settings=self.settings)
         self.oracle = names.oracle if oracle is None else oracle
@@ -122,7 +123,7 @@ class Family:
         head = self.names.head_for(config)
         if head is None:
             return [f"architectures must be one of {', '.join(dict.fromkeys(head.ours for head in self.heads))}"]
-        variant, fixed = self.names.variant_for(config), self.settings.fixed
+        variant, fixed = self.names.variant_for(config), self.settings.constant
         official, lacking = self.settings.write(config, self.names.head(variant))
         lines = {error.field: str(error) for error in lacking}
         try:

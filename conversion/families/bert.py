@@ -54,18 +54,11 @@ EMBEDDINGS = {
     "embeddings.position_embeddings": "embed_positions",
     "embeddings.token_type_embeddings": "embed_token_types",
 }
-SAME = "hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act use_cache classifier_dropout"
 NAMES: dict[str, Any] = {
     "embeddings": EMBEDDINGS,
     "layer": "encoder.layer.{layer}.",
     "modules": LAYER,
     "relative_key": "attention.self.distance_embedding.weight",
-}
-FIELDS = {
-    **{name: name for name in SAME.split()},
-    "layer_norm_eps": "norm_eps",
-    "hidden_dropout_prob": "hidden_dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
 }
 POSITIONS = EncoderPositions(relative=True)
 """What RoBERTa has too."""
@@ -93,5 +86,5 @@ FAMILY = Family(
     structure=STRUCTURE,
     fresh={**FRESH, "pooler_act": "tanh"},
     names=EncoderNames(root="bert.", **NAMES, language_model=LANGUAGE_MODEL),
-    settings=EncoderSettings(fields=FIELDS, positions=POSITIONS, computed=[TOKEN_TYPES]),
+    settings=EncoderSettings(positions=POSITIONS, computed=[TOKEN_TYPES]),
 )

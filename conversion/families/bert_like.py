@@ -26,15 +26,11 @@ from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
 from .names import Names
 from .oracle import Oracle
 from .settings import Settings
+from .shared import FIELDS
 
 OLD_NORMS = Ending({"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"})
 EMBEDDING_NORM = {"embeddings.LayerNorm": "embedding_norm"}
 HEADS_OF_ROWS = ("classifier.", "pre_classifier.", "qa_outputs.")
-FIELDS = {
-    name: name
-    for name in ("vocab_size initializer_range tie_word_embeddings pad_token_id bos_token_id eos_token_id").split()
-}
-"""Official field -> ours, in all of these families."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,17 +38,12 @@ class EncoderSettings(Settings):
     """The settings of an encoder after BERT.
 
     Attributes:
-        fields: official field -> ours, beyond `FIELDS`.
         positions: what reads the position type.
         pooler_act: activation of the pooler.
     """
 
     positions: Value = EncoderPositions()
     pooler_act: str = "tanh"
-
-    def __post_init__(self):
-        self.fields = {**FIELDS, **self.fields}
-        super().__post_init__()
 
     @property
     def values(self):
@@ -118,6 +109,7 @@ class EncoderNames(Names[EncoderHead]):
     ignored_heads: Sequence[str] = ()
 
     topology = "encoder"
+    usual_fields = {**FIELDS, "classifier_dropout": "classifier_dropout"}
     oracle = Oracle(not_runnable=not_runnable, position_shift=lambda config: config.position_offset)
 
     @property

@@ -45,12 +45,7 @@ FAMILY = Family(
         layer=LAYER, outer={"embed_tokens": "embed_tokens", "embed_positions": "embed_positions", "layer_norm": "norm"}
     ),
     settings=DecoderSettings(
-        usual=fields_without("num_key_value_heads", "rms_norm_eps", "attention_dropout"),
-        fields={
-            "hidden_dropout_prob": "hidden_dropout",
-            "attention_probs_dropout_prob": "attention_dropout",
-            "activation_dropout": "activation_dropout",
-        },
+        usual=fields_without("layer_norm_eps"),
         rope=None,
         head_dim=None,
         computed=[SCALE, Computed(read_dropout)],

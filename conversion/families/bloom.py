@@ -6,7 +6,7 @@ from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import four_widths
 from .gpt_neox import by_head
-from .shared import GPT, NORMS, QKV, fields_without
+from .shared import GPT, NORMS, QKV
 
 
 def exact_slices(official):
@@ -39,10 +39,6 @@ FAMILY = Family(
         split=by_head,
     ),
     settings=DecoderSettings(
-        usual=fields_without(
-            "num_key_value_heads", "intermediate_size", "hidden_act", "max_position_embeddings", "rms_norm_eps"
-        ),
-        fields={"layer_norm_epsilon": "norm_eps", "hidden_dropout": "hidden_dropout"},
         rope=None,
         head_dim=HeadDim(always=False),
         computed=[InnerSize()],

@@ -12,7 +12,7 @@ from blockformer.files.errors import ConversionError, listed, shown
 
 from ..values import Computed, NotExpressible, Official
 from .base import Family
-from .bert import EMBEDDINGS, FIELDS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
+from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import standard_heads
 from .fresh import by_three_heads
@@ -129,10 +129,6 @@ FAMILY = Family(
         language_model=LANGUAGE_MODEL,
     ),
     settings=EncoderSettings(
-        fields={
-            **{theirs: ours for theirs, ours in FIELDS.items() if ours not in ("use_cache", "classifier_dropout")},
-            "max_position_embeddings": "max_position_embeddings",
-        },
         positions=Computed(_read, _write),
         computed=[TOKEN_TYPES],
         pooler_act="gelu",

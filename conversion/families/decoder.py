@@ -28,7 +28,7 @@ from .head import VALUE_HEAD, Head
 from .names import HEAD_ONLY, Names
 from .refused import UNSUPPORTED
 from .settings import Settings
-from .shared import ATTENTION, FIELDS, LAYER, MLP, NORMS, OUTER, QKV, Fields, Modules
+from .shared import ATTENTION, LAYER, MLP, NORMS, OUTER, QKV, Modules
 
 PREFIX, NO_PREFIX = "prefix", "no prefix"
 """Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
@@ -65,24 +65,18 @@ class DecoderSettings(Settings):
     """The settings of a decoder.
 
     Attributes:
-        usual: official field -> ours, of those that most decoders have; `fields` are more.
         rope: how rotary parameters are written; None for a family without.
         window: how windows are written.
         head_dim: how the size of a head is written; None for a family that does not say it.
         reads_whole: whether the official class follows an `is_causal` of false.
     """
 
-    usual: Fields = field(default_factory=lambda: FIELDS)
     rope: Value | None = ROPE
     window: Value = NO_WINDOW
     head_dim: Value | None = HEAD_DIM
     reads_whole: bool = True
 
     always_unsupported = {**UNSUPPORTED, "add_cross_attention": (None, False)}
-
-    def __post_init__(self):
-        self.fields = {**self.usual, **self.fields}
-        super().__post_init__()
 
     @property
     def always_read(self):

@@ -19,9 +19,8 @@ from .decoder import DecoderSettings
 from .fresh import rotary
 from .further import LIKE_DEEPSEEK
 from .oracle import Oracle, wrong_before
-from .shared import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS
+from .shared import LLAMA, MLP, NORMS
 from .with_experts import (
-    DEEPSEEK_FIELDS,
     FINE,
     FIRST_DENSE,
     GROUPS_SINCE,
@@ -112,12 +111,8 @@ LATENT_NAMES: dict[str, Any] = {
 }
 LATENT_SETTINGS: dict[str, Any] = {"head_dim": None, "rope": LatentRope(), "not_none": ("kv_lora_rank",)}
 """Names and settings of a family with latent attention."""
-LATENT_FIELDS = {
-    **{name: name for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim")},
-    "attention_bias": ALL_ATTENTION_BIASES,
-}
+LATENT_FIELDS = {name: name for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim")}
 SETTINGS: dict[str, Any] = {**LATENT_SETTINGS, "without_effect": ("router_aux_loss_coef", "output_router_logits")}
-V3_FIELDS = {**DEEPSEEK_FIELDS, **LATENT_FIELDS}
 DEEPSEEK_V2 = Family(
     "deepseek_v2",
     "DeepseekV2Config",
@@ -126,10 +121,7 @@ DEEPSEEK_V2 = Family(
     fresh={**FRESH, "shared_expert_intermediate_size": 768, "experts_per_group_score": 1},
     names=ExpertNames(sparse=SHARED_EXPERTS, **LATENT_NAMES),
     settings=DecoderSettings(
-        fields={
-            **{theirs: ours for theirs, ours in V3_FIELDS.items() if ours != "norm_topk_prob"},
-            "mlp_bias": "mlp_bias",
-        },
+        fields=LATENT_FIELDS,
         unsupported={
             "topk_method": ("greedy", "group_limited_greedy"),
             "norm_topk_prob": (False,),
@@ -150,7 +142,7 @@ DEEPSEEK_V3 = Family(
     fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
     names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], further=LIKE_DEEPSEEK, **LATENT_NAMES),
     settings=DecoderSettings(
-        fields=V3_FIELDS,
+        fields=LATENT_FIELDS,
         unsupported={
             "rope_interleave": (True,),
             "topk_method": ("noaux_tc",),

@@ -70,15 +70,7 @@ FAMILY = Family(
         ),
     ),
     settings=EncoderSettings(
-        fields={
-            "dim": "hidden_size",
-            "hidden_dim": "intermediate_size",
-            "n_layers": "num_hidden_layers",
-            "n_heads": "num_attention_heads",
-            "activation": "hidden_act",
-            "dropout": "hidden_dropout",
-            "attention_dropout": "attention_dropout",
-        },
+        fields={"dim": "hidden_size", "hidden_dim": "intermediate_size"},
         computed=[Computed(_read_dropout, _write_dropout)],
         pooler_act="relu",
     ),

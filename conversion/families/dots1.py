@@ -4,9 +4,8 @@ from ..values import WindowByLayer
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
-    DEEPSEEK_FIELDS,
     FINE,
     FIRST_DENSE,
     SHARED_EXPERTS,
@@ -33,7 +32,6 @@ FAMILY = Family(
     fresh={**rotary(10_000_000.0), **FINE, "shared_expert_intermediate_size": 768, "routed_scaling_factor": 2.5},
     names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, sparse=SHARED_EXPERTS),
     settings=DecoderSettings(
-        fields={**DEEPSEEK_FIELDS, "attention_bias": ALL_ATTENTION_BIASES},
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(2)),
         window=Window(),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..values import TOKEN_TYPES
 from .base import Family
-from .bert import FIELDS, FRESH, NAMES, POSITIONS, STRUCTURE
+from .bert import FRESH, NAMES, POSITIONS, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
 from .roberta import GELU_HEAD
@@ -56,7 +56,7 @@ FAMILY = Family(
         ),
     ),
     settings=EncoderSettings(
-        fields={**FIELDS, "embedding_size": "embedding_size"},
+        fields={"embedding_size": "embedding_size"},
         positions=POSITIONS,
         computed=[TOKEN_TYPES, GELU_HEAD],
         pooler_act="gelu",

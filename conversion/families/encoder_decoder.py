@@ -114,7 +114,7 @@ class EncoderDecoderNames(Names[Head]):
 
     def embeddings_names(self, head, traits):
         """See `Names.embeddings_names`."""
-        is_shared = SEPARATE not in traits and self.settings.fixed.get("share_embeddings") is not False
+        is_shared = SEPARATE not in traits and self.settings.constant.get("share_embeddings") is not False
         return [head.root + name for name in (EMBEDDINGS if is_shared else [DECODER])]
 
     def as_in_class(

@@ -2,7 +2,7 @@
 
 from ..values import TOKEN_TYPES, Computed
 from .base import Family
-from .bert import EMBEDDINGS, FIELDS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, POSITIONS, STRUCTURE
+from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, POSITIONS, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import standard_heads
 
@@ -34,7 +34,6 @@ FAMILY = Family(
         language_model=LANGUAGE_MODEL,
     ),
     settings=EncoderSettings(
-        fields=FIELDS,
         positions=POSITIONS,
         computed=[TOKEN_TYPES, Computed(_read_tasks, _write_tasks)],
     ),

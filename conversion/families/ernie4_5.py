@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_BIASES, LLAMA, fields_without
+from .shared import ALL_BIASES, LLAMA
 
 FAMILY = Family(
     "ernie4_5",
@@ -12,5 +12,5 @@ FAMILY = Family(
     structure=LLAMA,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5, "tie_word_embeddings": True},
     names=DecoderNames(pairs=True),
-    settings=DecoderSettings(usual=fields_without("attention_dropout"), fields={"use_bias": ALL_BIASES}),
+    settings=DecoderSettings(fields={"use_bias": ALL_BIASES}),
 )

@@ -11,7 +11,6 @@ from .exaone4 import read_rotating, write_rotating
 from .fresh import every, rotary
 from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
-    DEEPSEEK_FIELDS,
     FINE,
     FLOAT32_ROUTER,
     SHARED_EXPERTS,
@@ -45,10 +44,6 @@ FAMILY = Family(
         outside=["mtp.*"],
     ),
     settings=DecoderSettings(
-        fields={
-            **{theirs: ours for theirs, ours in DEEPSEEK_FIELDS.items() if ours != "num_experts"},
-            **{name: name for name in ("num_experts", "mlp_layer_types")},
-        },
         window=WindowByLayer(by_flag=False),
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=(shared_experts("num_shared_experts"), expert_groups(2), Computed(read_rotating, write_rotating)),

@@ -13,7 +13,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .shared import ALL_BIASES, QKV, ROTARY_GPT, fields_without
+from .shared import ALL_BIASES, QKV, ROTARY_GPT
 
 
 def read_architecture(official):
@@ -99,14 +99,7 @@ FAMILY = Family(
         former_classes={"RWForCausalLM": "FalconForCausalLM", "RWModel": "FalconModel"},
     ),
     settings=DecoderSettings(
-        usual=fields_without("num_key_value_heads", "intermediate_size", "hidden_act", "rms_norm_eps"),
-        fields={
-            "ffn_hidden_size": "intermediate_size",
-            "activation": "hidden_act",
-            "layer_norm_epsilon": "norm_eps",
-            "hidden_dropout": "hidden_dropout",
-            "bias": ALL_BIASES,
-        },
+        fields={"ffn_hidden_size": "intermediate_size", "bias": ALL_BIASES},
         head_dim=HeadDim(always=False),
         computed=[Computed(read_architecture, write_architecture)],
     ),

@@ -5,8 +5,8 @@ from ..values import Computed, WindowByLayer, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import every, rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, sinks
-from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, sinks
+from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 
 FAMILY = Family(
     "flint",
@@ -27,11 +27,6 @@ FAMILY = Family(
         spellings=[Ending({"self_attn.softmax_offset": "self_attn.sinks"})],
     ),
     settings=DecoderSettings(
-        fields={
-            **ROUTER_FIELDS,
-            **{name: name for name in ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")},
-            "attention_bias": ALL_ATTENTION_BIASES,
-        },
         window=WindowByLayer(by_flag=False),
         computed=(SPARSE_STEP, Computed(only_sliding_layers_rotate)),
     ),

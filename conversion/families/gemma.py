@@ -10,7 +10,7 @@ from ..values import Computed, NotExpressible, RopeByLayerType, WindowByLayer, i
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, root_of_width, rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM, fields_without
+from .shared import ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered"}
 FRESH = {"hidden_act": "gelu_pytorch_tanh", "embedding_scale": root_of_width, "tie_word_embeddings": True}
@@ -27,9 +27,6 @@ def check_scale(config, head):
 SCALE = Computed(lambda official: {"embedding_scale": official.config.hidden_size**0.5}, check_scale)
 FORWARD = {"use_bidirectional_attention": (None, False)}
 """A decoder looks back."""
-USUAL = fields_without("hidden_act")
-ACT = {"hidden_activation": "hidden_act"}
-BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
 CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 
 
@@ -88,7 +85,7 @@ GEMMA = Family(
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH},
     names=DecoderNames(),
-    settings=DecoderSettings(fields=BIASES, computed=[SCALE], unsupported=FORWARD),
+    settings=DecoderSettings(computed=[SCALE], unsupported=FORWARD),
 )
 GEMMA2 = Family(
     "gemma2",
@@ -98,8 +95,7 @@ GEMMA2 = Family(
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 4096)},
     names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS}),
     settings=DecoderSettings(
-        usual=USUAL,
-        fields={**BIASES, **ACT, **CAPS},
+        fields=CAPS,
         window=WindowByLayer(by_flag=False),
         computed=[SCALE, SCORES],
         unsupported=FORWARD,
@@ -113,8 +109,7 @@ GEMMA3 = Family(
     fresh={**FRESH, **every(6, 512), **by_type(1_000_000.0, 10_000.0)},
     names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS, **Q_AND_K_NORM}),
     settings=DecoderSettings(
-        usual=USUAL,
-        fields={**BIASES, **ACT, "final_logit_softcapping": "final_logit_softcapping"},
+        fields={"final_logit_softcapping": "final_logit_softcapping"},
         rope=RopeByLayerType(),
         window=WindowByLayer(by_flag=False),
         computed=[SCALE, SCORES, Computed(check_cap), BothWays()],
@@ -134,7 +129,5 @@ VAULT = Family(
             "pre_feedforward_layernorm": "mlp_pre_norm",
         }
     ),
-    settings=DecoderSettings(
-        usual=USUAL, fields={**BIASES, **ACT, **CAPS}, window=WindowByLayer(by_flag=False), computed=[SCALE, SCORES]
-    ),
+    settings=DecoderSettings(fields=CAPS, window=WindowByLayer(by_flag=False), computed=[SCALE, SCORES]),
 )

@@ -10,7 +10,6 @@ from .fresh import rotary
 from .further import LIKE_DEEPSEEK
 from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
-    DEEPSEEK_FIELDS,
     FINE,
     FIRST_DENSE,
     SHARED_EXPERTS,
@@ -39,7 +38,7 @@ FAMILY = Family(
         further=LIKE_DEEPSEEK,
     ),
     settings=DecoderSettings(
-        fields={**DEEPSEEK_FIELDS, "attention_bias": "attention_bias"},
+        fields={"attention_bias": "attention_bias"},
         rope=Rope(by_part=True),
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=(

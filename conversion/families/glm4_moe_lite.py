@@ -5,7 +5,7 @@ Checkpoints hold a layer after the last one, which predicts one token more.
 
 from .base import Family
 from .decoder import DecoderSettings
-from .deepseek import FRESH, LATENT_NAMES, SETTINGS, V3_FIELDS
+from .deepseek import FRESH, LATENT_FIELDS, LATENT_NAMES, SETTINGS
 from .shared import LLAMA
 from .with_experts import FLOAT32_ROUTER, SHARED_EXPERTS, ExpertNames, expert_groups, shared_experts
 
@@ -30,7 +30,7 @@ FAMILY = Family(
     },
     names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], **LATENT_NAMES),
     settings=DecoderSettings(
-        fields={**V3_FIELDS, "mlp_layer_types": "mlp_layer_types"},
+        fields=LATENT_FIELDS,
         unsupported={"rope_interleave": (True,)},
         computed=(shared_experts("n_shared_experts"), expert_groups(2)),
         extra_fields=["partial_rotary_factor"],

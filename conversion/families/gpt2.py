@@ -20,27 +20,11 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .oracle import Oracle
-from .shared import GPT, QKV, fields_without
+from .shared import GPT, QKV
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
 """What every GPT-2 has; one without is written with zeros, which is the same function."""
-USUAL = fields_without(
-    *"hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps".split(),
-    *"num_key_value_heads hidden_act max_position_embeddings attention_dropout".split(),
-)
-FIELDS = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings",
-    "activation_function": "hidden_act",
-    "attn_pdrop": "attention_dropout",
-    "resid_pdrop": "hidden_dropout",
-    "embd_pdrop": "hidden_dropout",
-    "layer_norm_epsilon": "norm_eps",
-}
-"""What GPT-2 and those after it call ours."""
 FRESH = {
     "vocab_size": 50257,
     "hidden_size": 768,
@@ -179,8 +163,6 @@ FAMILY = Family(
         },
     ),
     settings=GPT2Settings(
-        usual=USUAL,
-        fields=FIELDS,
         rope=None,
         head_dim=None,
         computed=[

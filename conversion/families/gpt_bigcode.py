@@ -5,9 +5,8 @@ from ..values import Computed, Flag, InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
-from .gpt2 import FIELDS, USUAL
 from .gpt_neox import by_head
-from .shared import GPT, QKV
+from .shared import GPT, QKV, fields_without
 
 
 def split(config, rows):
@@ -49,8 +48,7 @@ FAMILY = Family(
         ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
     ),
     settings=DecoderSettings(
-        usual=USUAL,
-        fields=FIELDS,
+        usual=fields_without("num_key_value_heads"),
         rope=None,
         computed=[InnerSize("n_inner"), KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
     ),

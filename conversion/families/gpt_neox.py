@@ -10,7 +10,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .shared import NORMS, QKV, ROTARY_GPT, fields_without
+from .shared import NORMS, QKV, ROTARY_GPT
 
 HEAD = Ending({"embed_out.weight": "lm_head.weight"})
 """The language model head: in every checkpoint, and in the class of the newest releases."""
@@ -50,12 +50,6 @@ FAMILY = Family(
         ],
     ),
     settings=DecoderSettings(
-        usual=fields_without("num_key_value_heads", "rms_norm_eps"),
-        fields={
-            "layer_norm_eps": "norm_eps",
-            "hidden_dropout": "hidden_dropout",
-            "attention_bias": ("attention_bias", "attention_output_bias"),
-        },
         rope=Rope(by_part=True),
         head_dim=HeadDim(always=False),
         computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],

@@ -21,7 +21,7 @@ from ..values import Computed
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import every
-from .shared import ALL_ATTENTION_BIASES, LLAMA, fields_without, sinks
+from .shared import LLAMA, sinks
 from .with_experts import ExpertNames
 
 
@@ -101,15 +101,7 @@ FAMILY = Family(
     },
     names=ExpertNames(published=None, sparse_rules=sparse_rules, more_rules=sinks),
     settings=DecoderSettings(
-        usual=fields_without("hidden_act"),
-        fields={
-            "num_local_experts": "num_experts",
-            "num_experts_per_tok": "num_experts_per_tok",
-            "output_router_logits": "output_router_logits",
-            "router_aux_loss_coef": "router_aux_loss_coef",
-            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-            "attention_bias": ALL_ATTENTION_BIASES,
-        },
+        fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
         unsupported={"hidden_act": ("silu",), "swiglu_alpha": (1.702,)},
         window=Computed(_read, _write),
     ),

@@ -12,7 +12,6 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .gpt2 import FIELDS, USUAL
 from .shared import ROTARY_GPT
 
 STRUCTURE = {
@@ -35,7 +34,7 @@ NAMES: dict[str, Any] = {
     "pairs": True,
     "ignored": ["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias", "h.{layer}.attn.causal_mask"],
 }
-SETTINGS = DecoderSettings(usual=USUAL, fields=FIELDS, rope=RotaryPart(), computed=[InnerSize("n_inner")])
+SETTINGS = DecoderSettings(rope=RotaryPart(), computed=[InnerSize("n_inner")])
 GPTJ = Family(
     "gptj",
     "GPTJConfig",

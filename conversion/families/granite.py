@@ -6,7 +6,7 @@ from ..values import Computed, Factor, HeadDim, invert_power
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, LLAMA
+from .shared import LLAMA
 
 FRESH = {
     **rotary(10_000.0),
@@ -20,6 +20,7 @@ LOGITS = Computed(
     lambda config, head: {"logits_scaling": invert_power(config.logit_scale, -1.0)},
 )
 SETTINGS: dict[str, Any] = {
+    "fields": {"attention_multiplier": "attention_scale"},
     "head_dim": HeadDim(always=False),
     "computed": [
         Factor("embedding_multiplier", "embedding_scale"),
@@ -28,10 +29,6 @@ SETTINGS: dict[str, Any] = {
     ],
     "not_none": ["attention_scale"],
 }
-FIELDS: dict[str, str | tuple[str, ...] | None] = {
-    "attention_bias": ALL_ATTENTION_BIASES,
-    "attention_multiplier": "attention_scale",
-}
 FAMILY = Family(
     "granite",
     "GraniteConfig",
@@ -39,5 +36,5 @@ FAMILY = Family(
     structure=LLAMA,
     fresh=FRESH,
     names=DecoderNames(),
-    settings=DecoderSettings(fields={**FIELDS, "mlp_bias": "mlp_bias"}, **SETTINGS),
+    settings=DecoderSettings(**SETTINGS),
 )

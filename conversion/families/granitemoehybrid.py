@@ -10,7 +10,7 @@ from ..values import Computed, NotExpressible, ScansByLayer
 from .bamba import few_full, scan_rules, twice_the_width
 from .base import Family
 from .decoder import DecoderSettings
-from .granite import FIELDS, FRESH, SETTINGS
+from .granite import FRESH, SETTINGS
 from .granitemoe import IN_FILES, sparse_rules
 from .shared import ATTENTION, LLAMA, NORMS, fields_without
 from .with_experts import ExpertNames
@@ -88,7 +88,6 @@ FAMILY = Family(
     ),
     settings=DecoderSettings(
         usual=fields_without("intermediate_size"),
-        fields=FIELDS,
         window=ScansByLayer(),
         reads_whole=False,
         **{

@@ -12,5 +12,5 @@ FAMILY = Family(
     structure=LLAMA,
     fresh={**rotary(100_000.0), "norm_eps": 1e-8},
     names=DecoderNames(pairs=True),
-    settings=DecoderSettings(fields={"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"}),
+    settings=DecoderSettings(fields={"attention_bias": "attention_bias"}),
 )

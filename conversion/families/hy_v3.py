@@ -7,7 +7,7 @@ from ..storage.spelling import Ending
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import FINE, FLOAT32_ROUTER, SHARED_EXPERTS, ExpertNames, shared_experts
 
 IN_FILES = Ending(
@@ -52,15 +52,7 @@ FAMILY = Family(
         ignored=["layers.{beyond}.*"],
     ),
     settings=DecoderSettings(
-        fields={
-            **{
-                name: name
-                for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "mlp_layer_types")
-            },
-            "router_scaling_factor": "routed_scaling_factor",
-            "attention_bias": ALL_ATTENTION_BIASES,
-            "mlp_bias": "mlp_bias",
-        },
+        fields={"router_scaling_factor": "routed_scaling_factor"},
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=[shared_experts("num_shared_experts")],
         contradictions=width_of_the_dense_layers,

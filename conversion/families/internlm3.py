@@ -3,9 +3,8 @@
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, LLAMA
+from .shared import LLAMA
 
-FIELDS = {"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}
 INTERNLM3 = Family(
     "internlm3",
     "InternLM3Config",
@@ -13,7 +12,7 @@ INTERNLM3 = Family(
     structure=LLAMA,
     fresh={**rotary(50_000_000.0), "norm_eps": 1e-5},
     names=DecoderNames(former_classes={"InternLM3ForCausalLM": "LlamaForCausalLM", "InternLM3Model": "LlamaModel"}),
-    settings=DecoderSettings(fields=FIELDS),
+    settings=DecoderSettings(),
 )
 IQUESTCODER = Family(
     "iquestcoder",
@@ -22,5 +21,5 @@ IQUESTCODER = Family(
     structure=LLAMA,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5},
     names=DecoderNames(former_classes={"IQuestCoderForCausalLM": "LlamaForCausalLM", "IQuestCoderModel": "LlamaModel"}),
-    settings=DecoderSettings(fields=FIELDS, unsupported={"clip_qkv": (None,), "use_sliding_window": (None, False)}),
+    settings=DecoderSettings(unsupported={"clip_qkv": (None,), "use_sliding_window": (None, False)}),
 )

@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LAYER_NORM_FIELDS, NORMS, PLAIN_MLP, ROTARY_GPT
+from .shared import ATTENTION, NORMS, PLAIN_MLP, ROTARY_GPT
 
 FAMILY = Family(
     "jais2",
@@ -12,7 +12,5 @@ FAMILY = Family(
     structure=ROTARY_GPT,
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},
     names=DecoderNames(layer={**ATTENTION, **PLAIN_MLP, **NORMS}),
-    settings=DecoderSettings(
-        usual=LAYER_NORM_FIELDS, fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}
-    ),
+    settings=DecoderSettings(),
 )

@@ -76,8 +76,6 @@ SETTINGS: dict[str, Any] = {
     "head_dim": HeadDim(always=False),
     "reads_whole": False,
 }
-LACKING = ("rms_norm_eps", "hidden_act", "attention_dropout")
-FIELDS = {"norm_eps": "norm_eps"}
 FRESH = {**rotary(1_000_000.0), "layer_types": mostly_conv, "norm_eps": 1e-5, "tie_word_embeddings": True}
 FAMILY = Family(
     "lfm2",
@@ -90,13 +88,11 @@ FAMILY = Family(
         **BOTH,
     ),
     settings=DecoderSettings(
-        usual=fields_without(*LACKING, "intermediate_size"),
-        fields=FIELDS,
+        usual=fields_without("intermediate_size"),
         computed=[Computed(read_width, write_width)],
         **SETTINGS,
     ),
 )
-NAMES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
 MOE = Family(
     "lfm2_moe",
     "Lfm2MoeConfig",
@@ -111,8 +107,7 @@ MOE = Family(
         **BOTH,
     ),
     settings=DecoderSettings(
-        usual=fields_without(*LACKING),
-        fields={**FIELDS, **{name: name for name in NAMES}, "use_expert_bias": "router_selection_bias"},
+        fields={"use_expert_bias": "router_selection_bias"},
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=[first_dense("num_dense_layers")],
         **SETTINGS,

@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, LLAMA
+from .shared import LLAMA
 
 FAMILY = Family(
     "llama",
@@ -12,5 +12,5 @@ FAMILY = Family(
     structure=LLAMA,
     fresh=rotary(10_000.0),
     names=DecoderNames(former_classes={"LLaMAForCausalLM": "LlamaForCausalLM", "LLaMAModel": "LlamaModel"}),
-    settings=DecoderSettings(fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}),
+    settings=DecoderSettings(),
 )

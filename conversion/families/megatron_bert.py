@@ -2,7 +2,7 @@
 
 from ..values import TOKEN_TYPES
 from .base import Family
-from .bert import FIELDS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, POSITIONS, STRUCTURE
+from .bert import FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, POSITIONS, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import standard_heads
 from .roberta import norms_before
@@ -26,7 +26,6 @@ FAMILY = Family(
         language_model=LANGUAGE_MODEL,
     ),
     settings=EncoderSettings(
-        fields={theirs: ours for theirs, ours in FIELDS.items() if ours != "classifier_dropout"},
         positions=POSITIONS,
         computed=[TOKEN_TYPES],
     ),

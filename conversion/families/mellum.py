@@ -7,8 +7,8 @@ from ..values import RopeByLayerType, WindowByLayer
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import by_type, every, rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
-from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .with_experts import FINE, ExpertNames
 
 FAMILY = Family(
     "mellum",
@@ -18,11 +18,7 @@ FAMILY = Family(
     fresh={**rotary(500_000.0), **every(4, 1024), **by_type(500_000.0, 10_000.0), **FINE},
     names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, outside=["mtp.*"]),
     settings=DecoderSettings(
-        fields={
-            **ROUTER_FIELDS,
-            **{name: name for name in ("num_experts", "moe_intermediate_size", "mlp_layer_types")},
-            "attention_bias": ALL_ATTENTION_BIASES,
-        },
+        fields={"num_experts": "num_experts"},
         rope=RopeByLayerType(by_part=True),
         window=WindowByLayer(by_flag=False),
         unsupported=dict.fromkeys(("rope_theta", "rope_scaling"), (None,)),

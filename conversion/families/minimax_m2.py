@@ -6,7 +6,7 @@ from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
 from .shared import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM
-from .with_experts import FINE, ROUTER_FIELDS, SIGMOID_ROUTER, ExpertNames
+from .with_experts import FINE, SIGMOID_ROUTER, ExpertNames
 
 FAMILY = Family(
     "minimax_m2",
@@ -20,11 +20,7 @@ FAMILY = Family(
         bias_of_choice="e_score_correction_bias",
     ),
     settings=DecoderSettings(
-        fields={
-            **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
-            "num_local_experts": "num_experts",
-            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-        },
+        fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
         rope=Rope(by_part=True),
         unsupported={"router_jitter_noise": (0, 0.0, None)},
         extra_fields=["partial_rotary_factor", "rotary_dim"],

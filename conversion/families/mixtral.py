@@ -7,7 +7,7 @@ from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .shared import LLAMA
-from .with_experts import ROUTER_FIELDS, ExpertNames
+from .with_experts import ExpertNames
 
 FAMILY = Family(
     "mixtral",
@@ -21,11 +21,7 @@ FAMILY = Family(
     fresh={**rotary(1_000_000.0), "num_experts": 8},
     names=ExpertNames(published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"))),
     settings=DecoderSettings(
-        fields={
-            **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
-            "num_local_experts": "num_experts",
-            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-        },
+        fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
         unsupported={"router_jitter_noise": (0, 0.0, None)},
         window=WindowEverywhere(),
     ),

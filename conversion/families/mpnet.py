@@ -7,7 +7,7 @@ from blockformer.files.errors import ConversionError
 
 from ..values import Computed, NotExpressible
 from .base import Family
-from .bert import EMBEDDINGS, FIELDS, NAMES, STRUCTURE
+from .bert import EMBEDDINGS, NAMES, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import ROBERTA_ROWS, standard_heads
 from .roberta import FRESH, GELU_HEAD, LANGUAGE_MODEL
@@ -62,7 +62,6 @@ FAMILY = Family(
         language_model=LANGUAGE_MODEL,
     ),
     settings=EncoderSettings(
-        fields={theirs: ours for theirs, ours in FIELDS.items() if ours not in ("use_cache", "classifier_dropout")},
         positions=Computed(_read_positions, _write_positions),
         computed=[GELU_HEAD],
     ),

@@ -18,6 +18,7 @@ from .architectures import named_classes, unknown_class
 from .head import Head
 from .oracle import Oracle
 from .settings import Settings
+from .shared import FIELDS, Fields
 
 HeadKind = TypeVar("HeadKind", bound=Head)
 
@@ -45,6 +46,8 @@ class Names(ABC, Generic[HeadKind]):
 
     topology: ClassVar[str]
     """What the family's presets are."""
+    usual_fields: ClassVar[Fields] = FIELDS
+    """What their configs call ours, where a family does not say it."""
     oracle: ClassVar[Oracle] = Oracle()
     """How the official class is run where the family does not say it."""
 

@@ -4,7 +4,7 @@ from ..values import Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ALL_BIASES, ATTENTION, NORMS, PLAIN_MLP, ROTARY_GPT, fields_without
+from .shared import ALL_BIASES, ATTENTION, NORMS, PLAIN_MLP, ROTARY_GPT
 
 FAMILY = Family(
     "nemotron",
@@ -16,8 +16,6 @@ FAMILY = Family(
     names=DecoderNames(layer={**ATTENTION, **PLAIN_MLP, **NORMS}),
     settings=DecoderSettings(
         reads_whole=False,
-        usual=fields_without("rms_norm_eps"),
-        fields={"norm_eps": "norm_eps", "attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
         rope=Rope(by_part=True),
         extra_fields=["partial_rotary_factor"],
     ),

@@ -137,8 +137,7 @@ FAMILY = Family(
         outside=["mtp.*"],
     ),
     settings=DecoderSettings(
-        usual=fields_without("rms_norm_eps", "hidden_act", "num_hidden_layers"),
-        fields={"layer_norm_epsilon": "norm_eps", "mlp_hidden_act": "hidden_act", "mlp_bias": "mlp_bias"},
+        usual=fields_without("num_hidden_layers"),
         rope=None,
         window=Turns(),
         extra_fields=["hybrid_override_pattern"],

@@ -8,10 +8,9 @@ from ..values import HeadDim, RopeByLayerType, WindowByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, fields_without
+from .shared import ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM
 
 STRUCTURE = {**LLAMA, "norm_placement": "output", "qk_norm": "projection"}
-BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
 OLMO = Family(
     "olmo",
     "OlmoConfig",
@@ -19,9 +18,7 @@ OLMO = Family(
     structure={**LLAMA, "norm_type": "layer_norm", "norm_weight": "none", "norm_bias": False, "norm_eps": 1e-5},
     fresh={**rotary(10_000.0), "clip_qkv": 8.0},
     names=DecoderNames(layer={**ATTENTION, **MLP}, outer={"embed_tokens": "embed_tokens"}),
-    settings=DecoderSettings(
-        usual=fields_without("rms_norm_eps"), fields={**BIASES, "clip_qkv": "clip_qkv"}, head_dim=HeadDim(always=False)
-    ),
+    settings=DecoderSettings(fields={"clip_qkv": "clip_qkv"}, head_dim=HeadDim(always=False)),
 )
 OLMO2 = Family(
     "olmo2",
@@ -30,7 +27,7 @@ OLMO2 = Family(
     structure=STRUCTURE,
     fresh=rotary(500_000.0),
     names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
-    settings=DecoderSettings(fields=BIASES, head_dim=HeadDim(always=False)),
+    settings=DecoderSettings(head_dim=HeadDim(always=False)),
 )
 OLMO3 = Family(
     "olmo3",
@@ -40,6 +37,6 @@ OLMO3 = Family(
     fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},
     names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
     settings=DecoderSettings(
-        fields=BIASES, rope=RopeByLayerType(), window=WindowByLayer(by_flag=False), head_dim=HeadDim(always=False)
+        rope=RopeByLayerType(), window=WindowByLayer(by_flag=False), head_dim=HeadDim(always=False)
     ),
 )

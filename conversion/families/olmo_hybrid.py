@@ -15,7 +15,7 @@ from ..values.states import SIZES
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .olmo import BIASES, STRUCTURE
+from .olmo import STRUCTURE
 from .qwen3_next import every_fourth, sizes_of
 from .shared import ATTENTION, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
 
@@ -120,7 +120,6 @@ FAMILY = Family(
     },
     names=HybridNames(layer={**ATTENTION, **MLP, **Q_AND_K_NORM}, more_rules=rules_of_states),
     settings=DecoderSettings(
-        fields=BIASES,
         rope=RopeOrNone(),
         window=StatesByLayer(names=(*SIZES, "linear_allow_neg_eigval")),
         head_dim=HeadDim(always=False),

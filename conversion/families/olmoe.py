@@ -3,15 +3,10 @@
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
-from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
+from .shared import ATTENTION, LLAMA, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
+from .with_experts import FINE, ExpertNames
 
-FIELDS = {
-    **ROUTER_FIELDS,
-    "num_experts": "num_experts",
-    "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-    "attention_bias": ALL_ATTENTION_BIASES,
-}
+FIELDS = {"intermediate_size": ("intermediate_size", "moe_intermediate_size")}
 
 OLMOE = Family(
     "olmoe",

@@ -8,7 +8,7 @@ from ..values import Computed, HeadDim, NotExpressible
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
-from .shared import ALL_BIASES, GPT, QKV, fields_without
+from .shared import ALL_BIASES, GPT, QKV
 
 
 def read_norms(official):
@@ -79,16 +79,7 @@ FAMILY = Family(
         },
     ),
     settings=DecoderSettings(
-        usual=fields_without(
-            "num_key_value_heads", "intermediate_size", "hidden_act", "initializer_range", "rms_norm_eps"
-        ),
-        fields={
-            "ffn_dim": "intermediate_size",
-            "activation_function": "hidden_act",
-            "dropout": "hidden_dropout",
-            "init_std": "initializer_range",
-            "enable_bias": ALL_BIASES,
-        },
+        fields={"enable_bias": ALL_BIASES},
         rope=None,
         head_dim=HeadDim(always=False),
         computed=[Computed(read_norms, write_norms), Computed(read_width, write_width)],

@@ -5,7 +5,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
 from .gpt_neox import by_head
-from .shared import NORMS, QKV, ROTARY_GPT, fields_without
+from .shared import NORMS, QKV, ROTARY_GPT
 
 FAMILY = Family(
     "persimmon",
@@ -27,8 +27,6 @@ FAMILY = Family(
         split=by_head,
     ),
     settings=DecoderSettings(
-        usual=fields_without("num_key_value_heads", "rms_norm_eps"),
-        fields={"layer_norm_eps": "norm_eps", "hidden_dropout": "hidden_dropout"},
         rope=Rope(by_part=True),
         head_dim=HeadDim(always=False),
         computed=[Flag("qk_layernorm", "qk_norm", (False, True))],

@@ -9,7 +9,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .shared import FUSED_MLP, LAYER_NORM_FIELDS, LLAMA, NORMS, QKV, ROTARY_GPT
+from .shared import FUSED_MLP, LLAMA, NORMS, QKV, ROTARY_GPT
 
 TRAINED = "original_max_position_embeddings"
 
@@ -38,8 +38,6 @@ PHI = Family(
         outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
     ),
     settings=DecoderSettings(
-        usual=LAYER_NORM_FIELDS,
-        fields={"resid_pdrop": "hidden_dropout", "embd_pdrop": "hidden_dropout"},
         rope=Rope(by_part=True),
         head_dim=HeadDim(always=False),
         computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
@@ -54,7 +52,6 @@ PHI3 = Family(
     fresh=rotary(10_000.0),
     names=DecoderNames(layer={"self_attn.qkv_proj": QKV, "self_attn.o_proj": "self_attn.o_proj", **FUSED_MLP, **NORMS}),
     settings=DecoderSettings(
-        fields={"resid_pdrop": "hidden_dropout"},
         rope=Rope(by_part=True),
         window=WindowEverywhere(),
         head_dim=HeadDim(always=False),

@@ -6,9 +6,7 @@ from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .shared import LLAMA
-from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
-
-SIZES = ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
+from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 
 FAMILY = Family(
     "qwen2_moe",
@@ -22,7 +20,7 @@ FAMILY = Family(
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 1536, "norm_topk_prob": False},
     names=ExpertNames(sparse={**SHARED, "shared_expert_gate": "shared_expert_gate"}),
     settings=DecoderSettings(
-        fields={**ROUTER_FIELDS, **{name: name for name in SIZES}, "qkv_bias": "attention_bias"},
+        fields={"qkv_bias": "attention_bias"},
         computed=(SPARSE_STEP,),
         window=WindowByLayer(),
     ),

@@ -4,7 +4,7 @@ from ..values import WindowByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 
 FAMILY = Family(
     "qwen3",
@@ -13,5 +13,5 @@ FAMILY = Family(
     structure={**LLAMA, "qk_norm": True},
     fresh=rotary(1_000_000.0),
     names=DecoderNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
-    settings=DecoderSettings(fields={"attention_bias": ALL_ATTENTION_BIASES}, window=WindowByLayer()),
+    settings=DecoderSettings(window=WindowByLayer()),
 )

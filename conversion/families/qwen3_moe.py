@@ -4,8 +4,8 @@ from ..values import WindowEverywhere
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
-from .with_experts import FINE, ROUTER_FIELDS, SPARSE_STEP, ExpertNames
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .with_experts import FINE, SPARSE_STEP, ExpertNames
 
 
 class SwitchedWindow(WindowEverywhere):
@@ -25,12 +25,7 @@ FAMILY = Family(
     fresh={**rotary(1_000_000.0), **FINE},
     names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
     settings=DecoderSettings(
-        fields={
-            **ROUTER_FIELDS,
-            "num_experts": "num_experts",
-            "moe_intermediate_size": "moe_intermediate_size",
-            "attention_bias": ALL_ATTENTION_BIASES,
-        },
+        fields={"num_experts": "num_experts"},
         computed=(SPARSE_STEP,),
         window=SwitchedWindow(),
     ),

@@ -16,8 +16,8 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
 from .further import LIKE_QWEN, LIKE_QWEN_3_5
-from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, fields_without
-from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
 STATE = "linear_attn"
@@ -91,7 +91,6 @@ SETTINGS: dict[str, Any] = {
 SPARSE = {**SHARED, "shared_expert_gate": "shared_expert_gate"}
 SPARSE_STRUCTURE = {**STRUCTURE, "shared_expert_gate": True}
 SPARSE_FRESH = {**FRESH, **FINE, "shared_expert_intermediate_size": 384}
-SIZES = {name: name for name in ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")}
 NEXT = Family(
     "qwen3_next",
     "Qwen3NextConfig",
@@ -100,9 +99,7 @@ NEXT = Family(
     structure=SPARSE_STRUCTURE,
     fresh=SPARSE_FRESH,
     names=ExpertNames(sparse=SPARSE, more_rules=next_rules, further=LIKE_QWEN, **NAMES),
-    settings=DecoderSettings(
-        rope=Rope(by_part=True), fields={**ROUTER_FIELDS, **SIZES}, computed=(LIKE_QWEN, SPARSE_STEP), **SETTINGS
-    ),
+    settings=DecoderSettings(rope=Rope(by_part=True), computed=(LIKE_QWEN, SPARSE_STEP), **SETTINGS),
 )
 TEXT = Family(
     "qwen3_5_text",
@@ -127,8 +124,6 @@ MOE_TEXT = Family(
     names=ExpertNames(sparse=SPARSE, more_rules=text_rules, further=LIKE_QWEN_3_5, **NAMES),
     settings=DecoderSettings(
         rope=RopeOfText(by_part=True),
-        usual=fields_without("intermediate_size"),
-        fields={**{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"}, **SIZES},
         without_effect=["intermediate_size"],
         computed=[LIKE_QWEN_3_5],
         extra_fields=["mtp_num_hidden_layers"],

@@ -14,7 +14,6 @@ from ..storage.modules import ModulesInFiles
 from ..values import Computed, HeadDim, Rope
 from .base import Family
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
-from .bert import FIELDS as BERT_FIELDS
 from .bert import STRUCTURE as BERT_STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
@@ -46,10 +45,6 @@ ROTARY: dict[str, Any] = {
 }
 """What the names of these families have in common."""
 POSITIONS = Rope()
-FIELDS = {
-    **{theirs: ours for theirs, ours in BERT_FIELDS.items() if ours != "use_cache"},
-    "max_position_embeddings": "max_position_embeddings",
-}
 
 
 def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -135,7 +130,6 @@ GTE = Family(
             "pack_qkv": (True,),
         },
         positions=POSITIONS,
-        fields=FIELDS,
         computed=(TOKEN_TYPES, GELU_HEAD),
         former=Former(
             fields={"rope_scaling": ("rope_parameters", without_fixed_ntk)}, types={"new": {"rope_theta": 10_000.0}}
@@ -185,7 +179,6 @@ NOMIC = Family(
     ),
     settings=EncoderSettings(
         positions=POSITIONS,
-        fields=FIELDS,
         computed=(TOKEN_TYPES, HeadDim()),
         unsupported={
             **dict.fromkeys(
@@ -248,7 +241,5 @@ JINA = Family(
         ),
         language_model=ROBERTA_LANGUAGE_MODEL,
     ),
-    settings=EncoderSettings(
-        positions=POSITIONS, fields={**FIELDS, "use_cache": "use_cache"}, computed=(TOKEN_TYPES, GELU_HEAD)
-    ),
+    settings=EncoderSettings(positions=POSITIONS, computed=(TOKEN_TYPES, GELU_HEAD)),
 )

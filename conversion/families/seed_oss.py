@@ -14,11 +14,6 @@ FAMILY = Family(
     fresh={**rotary(10_000_000.0), "attention_bias": True},
     names=DecoderNames(),
     settings=DecoderSettings(
-        fields={
-            "attention_bias": "attention_bias",
-            "attention_out_bias": "attention_output_bias",
-            "mlp_bias": "mlp_bias",
-            "residual_dropout": "hidden_dropout",
-        }
+        fields={"attention_bias": "attention_bias", "attention_out_bias": "attention_output_bias"}
     ),
 )

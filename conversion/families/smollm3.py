@@ -4,7 +4,7 @@ from ..values import Computed, HeadDim, WindowByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
-from .shared import ALL_ATTENTION_BIASES, LLAMA
+from .shared import LLAMA
 
 
 def read_rotating(official):
@@ -28,7 +28,6 @@ FAMILY = Family(
     fresh={**rotary(2_000_000.0), **every(4), "tie_word_embeddings": True},
     names=DecoderNames(),
     settings=DecoderSettings(
-        fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
         window=WindowByLayer(),
         head_dim=HeadDim(always=False),
         computed=[Computed(read_rotating, write_rotating)],

@@ -3,9 +3,8 @@
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, LLAMA, NORMS, fields_without
+from .shared import ATTENTION, LLAMA, NORMS
 from .with_experts import (
-    DEEPSEEK_FIELDS,
     FINE,
     FLOAT32_ROUTER,
     SHARED_EXPERTS,
@@ -22,9 +21,7 @@ FAMILY = Family(
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 384, "norm_eps": 1e-5},
     names=ExpertNames(layer={**ATTENTION, **NORMS}, sparse=SHARED_EXPERTS),
     settings=DecoderSettings(
-        usual=fields_without("intermediate_size"),
         fields={
-            **DEEPSEEK_FIELDS,
             "moe_intermediate_size": ("intermediate_size", "moe_intermediate_size"),
             "attention_bias": "attention_bias",
         },

@@ -91,9 +91,6 @@ GATED = {
     "DenseReluDense.wo": "mlp.down_proj",
 }
 """Official module of a sub-layer -> ours."""
-SAME = (
-    "vocab_size relative_attention_num_buckets relative_attention_max_distance use_cache pad_token_id eos_token_id"
-).split()
 
 
 def t5_heads(both: str, encoder: str, tokens: str) -> list[Head]:
@@ -182,13 +179,9 @@ def t5_settings(scales: bool | None = None) -> EncoderDecoderSettings:
     """The settings of a T5; `scales` as in `ScaledHead`."""
     return EncoderDecoderSettings(
         fields={
-            **{field: field for field in SAME},
-            "d_model": "hidden_size",
+            **{name: name for name in ("relative_attention_num_buckets", "relative_attention_max_distance")},
             "d_kv": "head_dim",
             "d_ff": "intermediate_size",
-            "num_layers": "num_hidden_layers",
-            "num_heads": "num_attention_heads",
-            "layer_norm_epsilon": "norm_eps",
             "dropout_rate": DROPOUTS,
         },
         computed=[

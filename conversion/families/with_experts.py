@@ -20,13 +20,10 @@ from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible
 from .decoder import DecoderNames
 from .oracle import Oracle, wrong_before
-from .shared import LAYER
+from .shared import EXPERT_FIELDS, FIELDS, LAYER
 
 STACKED = "stacked experts"
 """A trait: the experts' tensors are stacked as in today's official class."""
-ROUTER_FIELDS = {
-    name: name for name in ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "norm_topk_prob")
-}
 FINE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
 """Of a fresh model with many narrow experts."""
 SIGMOID_ROUTER = {"router_score": "sigmoid", "router_selection_bias": True}
@@ -67,6 +64,7 @@ class ExpertNames(DecoderNames):
     sparse_rules: Callable[[PretrainedConfig], list[Rule]] | None = None
 
     low_bits = False
+    usual_fields = {**FIELDS, **EXPERT_FIELDS}
     oracle = Oracle(not_runnable=_wrong_groups)
 
     @property
@@ -170,11 +168,6 @@ def first_dense(field: str) -> Computed:
 
 FIRST_DENSE = first_dense("first_k_dense_replace")
 """As DeepSeek's configs say it."""
-DEEPSEEK_FIELDS = {
-    **{name: name for name in ("num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size")},
-    "n_routed_experts": "num_experts",
-    "routed_scaling_factor": "routed_scaling_factor",
-}
 SHARED_EXPERTS = {
     "shared_experts.gate_proj": "shared_expert.gate_proj",
     "shared_experts.up_proj": "shared_expert.up_proj",

@@ -4,7 +4,7 @@ from .base import Family
 from .biogpt import LAYER, SCALE
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import root_of_width
-from .shared import GPT, fields_without
+from .shared import GPT
 
 
 def zeroed_position(official):
@@ -22,26 +22,7 @@ FAMILY = Family(
         layer=LAYER, outer={"embed_tokens": "embed_tokens", "layer_norm": "norm"}, ignored=["embed_positions.weights"]
     ),
     settings=DecoderSettings(
-        usual=fields_without(
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "hidden_act",
-            "rms_norm_eps",
-            "initializer_range",
-        ),
-        fields={
-            "d_model": "hidden_size",
-            "ffn_dim": "intermediate_size",
-            "num_layers": "num_hidden_layers",
-            "attention_heads": "num_attention_heads",
-            "activation_function": "hidden_act",
-            "dropout": "hidden_dropout",
-            "activation_dropout": "activation_dropout",
-            "init_std": "initializer_range",
-        },
+        fields={"attention_heads": "num_attention_heads"},
         rope=None,
         head_dim=None,
         computed=[SCALE],
