@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..values import Computed, NotExpressible, WindowByLayer, only_sliding_layers_rotate
+from ..values import Computed, NotExpressible, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import every, root_of_width, rotary
@@ -64,7 +64,6 @@ FAMILY = Family(
     ),
     settings=DecoderSettings(
         fields={"route_scale": "routed_scaling_factor"},
-        window=WindowByLayer(by_flag=False),
         without_effect=["output_router_logits"],
         computed=(
             shared_experts("num_shared_experts"),
@@ -72,6 +71,5 @@ FAMILY = Family(
             Computed(_read_scale, _write_scale),
             Computed(only_sliding_layers_rotate),
         ),
-        extra_fields=["global_attn_every_n_layers"],
     ),
 )

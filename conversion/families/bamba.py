@@ -4,7 +4,7 @@ from transformers import PretrainedConfig
 
 from ..rules.operations import Split
 from ..rules.table import Rule, module_rules
-from ..values import HeadDim, Rope, ScansByLayer
+from ..values import Rope, ScansByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
@@ -76,7 +76,6 @@ FAMILY = Family(
     settings=DecoderSettings(
         rope=Rope(by_part=True),
         window=ScansByLayer(by_index=True),
-        head_dim=HeadDim(always=False),
         training_only=["z_loss_coefficient"],
         reads_whole=False,
     ),

@@ -321,7 +321,6 @@ def bart_settings(
             "decoder_start_token_id": "decoder_start_token_id",
         },
         computed=[SCALE, Matrices(own_vocabularies), NO_FORCED_END, *computed],
-        extra_fields=("num_hidden_layers", "num_attention_heads", "hidden_size"),
         training_only=("encoder_layerdrop", "decoder_layerdrop"),
         not_none=("initializer_range", *not_none),
         **rest,

@@ -1,6 +1,6 @@
 """BLOOM (BigScience, 2022): ALiBi, layer norms, one on the embeddings too."""
 
-from ..values import HeadDim, InnerSize
+from ..values import InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
@@ -40,7 +40,6 @@ FAMILY = Family(
     ),
     settings=DecoderSettings(
         rope=None,
-        head_dim=HeadDim(always=False),
         computed=[InnerSize()],
         unsupported={"apply_residual_connection_post_layernorm": (None, False)},
         contradictions=exact_slices,

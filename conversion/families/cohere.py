@@ -5,7 +5,7 @@ Neighbouring channels of a head make a pair. The layers of the later ones that s
 
 from ..rules.operations import DeinterleaveRotaryNorms
 from ..rules.table import Rule
-from ..values import Computed, Flag, HeadDim, WindowByLayer, only_sliding_layers_rotate
+from ..values import Computed, Flag, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
@@ -31,7 +31,6 @@ COHERE = Family(
     names=DecoderNames(layer=MODULES, pairs=True, more_rules=norms_of_heads),
     settings=DecoderSettings(
         fields=FIELDS,
-        head_dim=HeadDim(always=False),
         computed=[Flag("use_qk_norm", "qk_norm", (False, "per_head"))],
     ),
 )
@@ -51,8 +50,6 @@ COHERE2 = Family(
     names=DecoderNames(layer=MODULES, pairs=True),
     settings=DecoderSettings(
         fields=FIELDS,
-        window=WindowByLayer(by_flag=False),
-        head_dim=HeadDim(always=False),
         computed=[Computed(only_sliding_layers_rotate)],
     ),
 )

@@ -21,7 +21,7 @@ from ..storage import awq
 from ..storage.low_bits import FIELD
 from ..storage.spelling import Alternative, Prefix
 from ..storage.variant import CheckpointVariant
-from ..values import HeadDim, NoWindow, Rope, Value
+from ..values import HeadDim, Rope, Value, Window
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
 from .further import FURTHER, FurtherLayers
 from .head import VALUE_HEAD, Head
@@ -32,7 +32,7 @@ from .shared import ATTENTION, LAYER, MLP, NORMS, OUTER, QKV, Modules
 
 PREFIX, NO_PREFIX = "prefix", "no prefix"
 """Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
-ROPE, HEAD_DIM, NO_WINDOW = Rope(), HeadDim(), NoWindow()
+ROPE, HEAD_DIM = Rope(), HeadDim()
 
 
 class LowBits:
@@ -66,13 +66,13 @@ class DecoderSettings(Settings):
 
     Attributes:
         rope: how rotary parameters are written; None for a family without.
-        window: how windows are written.
+        window: how windows are written; None: by the fields for them that the official class has.
         head_dim: how the size of a head is written; None for a family that does not say it.
         reads_whole: whether the official class follows an `is_causal` of false.
     """
 
     rope: Value | None = ROPE
-    window: Value = NO_WINDOW
+    window: Value | None = None
     head_dim: Value | None = HEAD_DIM
     reads_whole: bool = True
 
@@ -91,9 +91,10 @@ class DecoderSettings(Settings):
     @property
     def values(self):
         """See `Settings.values`."""
+        head_dim = HeadDim("head_dim" in self.known) if self.head_dim is HEAD_DIM else self.head_dim
         return [
-            *filter(None, (self.head_dim, self.rope)),
-            *(self.window, ClassifierDropout()),
+            *filter(None, (head_dim, self.rope)),
+            *(self.window or Window(self.known), ClassifierDropout()),
             *([Direction()] if self.reads_whole else []),
             *([LowBits()] if self.low_bits else []),
             *self.computed,

@@ -1,6 +1,5 @@
 """dots.llm1 (Huo et al., 2025): Qwen3's attention, and DeepSeek's experts: sigmoid scores and a term in the choice."""
 
-from ..values import WindowByLayer
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
@@ -15,15 +14,6 @@ from .with_experts import (
     shared_experts,
 )
 
-
-class Window(WindowByLayer):
-    """A window in some of the layers, without a switch."""
-
-    def write(self, config, head):
-        """See `Value.write`."""
-        return {name: value for name, value in super().write(config, head).items() if name != "use_sliding_window"}
-
-
 FAMILY = Family(
     "dots1",
     "Dots1Config",
@@ -34,6 +24,5 @@ FAMILY = Family(
     settings=DecoderSettings(
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(2)),
-        window=Window(),
     ),
 )

@@ -4,7 +4,7 @@ Checkpoints may hold layers that predict further tokens.
 """
 
 from ..storage.spelling import Ending
-from ..values import Computed, WindowByLayer
+from ..values import Computed
 from .base import Family
 from .decoder import DecoderSettings
 from .exaone4 import read_rotating, write_rotating
@@ -44,7 +44,6 @@ FAMILY = Family(
         outside=["mtp.*"],
     ),
     settings=DecoderSettings(
-        window=WindowByLayer(by_flag=False),
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=(shared_experts("num_shared_experts"), expert_groups(2), Computed(read_rotating, write_rotating)),
     ),

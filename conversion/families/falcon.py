@@ -8,7 +8,7 @@ from blockformer.files.errors import ConversionError
 
 from ..rules.operations import Split
 from ..rules.table import module_rules
-from ..values import Computed, HeadDim, NotExpressible
+from ..values import Computed, NotExpressible
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
@@ -100,7 +100,6 @@ FAMILY = Family(
     ),
     settings=DecoderSettings(
         fields={"ffn_hidden_size": "intermediate_size", "bias": ALL_BIASES},
-        head_dim=HeadDim(always=False),
         computed=[Computed(read_architecture, write_architecture)],
     ),
 )

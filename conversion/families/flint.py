@@ -1,7 +1,7 @@
 """Flint (Recursive, 2026): Qwen3-MoE with sigmoid scores, attention sinks and windows; only layers with one rotate."""
 
 from ..storage.spelling import Ending
-from ..values import Computed, WindowByLayer, only_sliding_layers_rotate
+from ..values import Computed, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import every, rotary
@@ -27,7 +27,6 @@ FAMILY = Family(
         spellings=[Ending({"self_attn.softmax_offset": "self_attn.sinks"})],
     ),
     settings=DecoderSettings(
-        window=WindowByLayer(by_flag=False),
         computed=(SPARSE_STEP, Computed(only_sliding_layers_rotate)),
     ),
 )

@@ -6,7 +6,7 @@ windows, soft caps and, except in VaultGemma, a norm before and after each sub-l
 
 from blockformer.files.errors import ConversionError
 
-from ..values import Computed, NotExpressible, RopeByLayerType, WindowByLayer, invert_power
+from ..values import Computed, NotExpressible, RopeByLayerType, invert_power
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, root_of_width, rotary
@@ -96,7 +96,6 @@ GEMMA2 = Family(
     names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS}),
     settings=DecoderSettings(
         fields=CAPS,
-        window=WindowByLayer(by_flag=False),
         computed=[SCALE, SCORES],
         unsupported=FORWARD,
     ),
@@ -111,7 +110,6 @@ GEMMA3 = Family(
     settings=DecoderSettings(
         fields={"final_logit_softcapping": "final_logit_softcapping"},
         rope=RopeByLayerType(),
-        window=WindowByLayer(by_flag=False),
         computed=[SCALE, SCORES, Computed(check_cap), BothWays()],
     ),
 )
@@ -129,5 +127,5 @@ VAULT = Family(
             "pre_feedforward_layernorm": "mlp_pre_norm",
         }
     ),
-    settings=DecoderSettings(fields=CAPS, window=WindowByLayer(by_flag=False), computed=[SCALE, SCORES]),
+    settings=DecoderSettings(fields=CAPS, computed=[SCALE, SCORES]),
 )

@@ -48,6 +48,5 @@ FAMILY = Family(
             Flag("use_qk_norm", "qk_norm", (False, True)),
             LIKE_DEEPSEEK,
         ),
-        extra_fields=["partial_rotary_factor"],
     ),
 )

@@ -33,7 +33,6 @@ FAMILY = Family(
         fields=LATENT_FIELDS,
         unsupported={"rope_interleave": (True,)},
         computed=(shared_experts("n_shared_experts"), expert_groups(2)),
-        extra_fields=["partial_rotary_factor"],
         **SETTINGS,
     ),
 )

@@ -5,7 +5,7 @@ Queries, keys and values of a head are side by side in one matrix.
 
 from ..rules.operations import Split
 from ..storage.spelling import Ending
-from ..values import Flag, HeadDim, Rope
+from ..values import Flag, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
@@ -51,8 +51,6 @@ FAMILY = Family(
     ),
     settings=DecoderSettings(
         rope=Rope(by_part=True),
-        head_dim=HeadDim(always=False),
         computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],
-        extra_fields=["rotary_pct"],
     ),
 )

@@ -8,7 +8,6 @@ E experts, C hidden size, I inner width of an expert.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,22 +55,11 @@ def sparse_rules(config):
     ]
 
 
-def _read(official) -> dict[str, Any]:
-    config = official.config
-    slides = "sliding_attention" in config.layer_types
-    return {
-        "sliding_window": config.sliding_window if slides else None,
-        "layer_types": list(config.layer_types),
-        "expert_gate_limit": getattr(config, "swiglu_limit", 7.0),  # older releases have the number in their code
-    }
-
-
-def _write(config, head) -> dict[str, Any]:
-    return {
-        "sliding_window": config.sliding_window,
-        "layer_types": list(config.layer_types),
-        "swiglu_limit": config.expert_gate_limit,
-    }
+LIMIT = Computed(
+    # Older releases have the number in their code.
+    lambda official: {"expert_gate_limit": getattr(official.config, "swiglu_limit", 7.0)},
+    lambda config, head: {"swiglu_limit": config.expert_gate_limit},
+)
 
 
 FAMILY = Family(
@@ -103,6 +91,6 @@ FAMILY = Family(
     settings=DecoderSettings(
         fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
         unsupported={"hidden_act": ("silu",), "swiglu_alpha": (1.702,)},
-        window=Computed(_read, _write),
+        computed=[LIMIT],
     ),
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..values import Computed, Factor, HeadDim, invert_power
+from ..values import Computed, Factor, invert_power
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
@@ -21,7 +21,6 @@ LOGITS = Computed(
 )
 SETTINGS: dict[str, Any] = {
     "fields": {"attention_multiplier": "attention_scale"},
-    "head_dim": HeadDim(always=False),
     "computed": [
         Factor("embedding_multiplier", "embedding_scale"),
         Factor("residual_multiplier", "residual_multiplier"),

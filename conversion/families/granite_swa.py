@@ -4,7 +4,7 @@ from typing import Any
 
 from blockformer.files.errors import ConversionError, shown
 
-from ..values import NotExpressible, Rope, WindowByLayer
+from ..values import NotExpressible, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import all_but
@@ -51,7 +51,6 @@ STRUCTURE = {**LLAMA, "attention_sinks": True}
 SWA: dict[str, Any] = {
     **SETTINGS,
     "rope": RopeByLayer(),
-    "window": WindowByLayer(by_flag=False),
 }
 GRANITE_SWA = Family(
     "granite_swa",

@@ -4,7 +4,7 @@ from typing import Any
 
 from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
-from ..values import Computed, HeadDim, StatesByLayer
+from ..values import Computed, StatesByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
@@ -73,7 +73,6 @@ BOTH: dict[str, Any] = {
 }
 SETTINGS: dict[str, Any] = {
     "window": StatesByLayer("conv", ("conv_L_cache", "conv_bias")),
-    "head_dim": HeadDim(always=False),
     "reads_whole": False,
 }
 FRESH = {**rotary(1_000_000.0), "layer_types": mostly_conv, "norm_eps": 1e-5, "tie_word_embeddings": True}

@@ -3,7 +3,7 @@
 Checkpoints may hold a layer that predicts one token more.
 """
 
-from ..values import RopeByLayerType, WindowByLayer
+from ..values import RopeByLayerType
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import by_type, every, rotary
@@ -20,7 +20,6 @@ FAMILY = Family(
     settings=DecoderSettings(
         fields={"num_experts": "num_experts"},
         rope=RopeByLayerType(by_part=True),
-        window=WindowByLayer(by_flag=False),
         unsupported=dict.fromkeys(("rope_theta", "rope_scaling"), (None,)),
     ),
 )

@@ -23,6 +23,5 @@ FAMILY = Family(
         fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
         rope=Rope(by_part=True),
         unsupported={"router_jitter_noise": (0, 0.0, None)},
-        extra_fields=["partial_rotary_factor", "rotary_dim"],
     ),
 )

@@ -1,6 +1,5 @@
 """Ministral (2024) and CWM (Copet et al., 2025): Llama with windows in some of the layers."""
 
-from ..values import WindowByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
@@ -14,7 +13,7 @@ MINISTRAL = Family(
     structure=LLAMA,
     fresh={**rotary(10_000.0), **every(4, 4096)},
     names=DecoderNames(),
-    settings=DecoderSettings(window=WindowByLayer(by_flag=False)),
+    settings=DecoderSettings(),
 )
 CWM = Family(
     "cwm",
@@ -23,5 +22,5 @@ CWM = Family(
     structure=LLAMA,
     fresh={**rotary(1_000_000.0), **every(4, 8192), "norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2},
     names=DecoderNames(),
-    settings=DecoderSettings(window=WindowByLayer(by_flag=False), unsupported={"mlp_bias": (None, False)}),
+    settings=DecoderSettings(unsupported={"mlp_bias": (None, False)}),
 )

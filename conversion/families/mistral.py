@@ -1,6 +1,5 @@
 """Mistral (Jiang et al., 2023): no biases, one sliding window for every layer."""
 
-from ..values import WindowEverywhere
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
@@ -18,5 +17,5 @@ FAMILY = Family(
     structure=LLAMA,
     fresh={**rotary(10_000.0), "sliding_window": 4096},
     names=DecoderNames(),
-    settings=DecoderSettings(window=WindowEverywhere()),
+    settings=DecoderSettings(),
 )

@@ -1,7 +1,6 @@
 """Mixtral (Jiang et al., 2024): Mistral with experts in every layer."""
 
 from ..storage.experts import OneByOne
-from ..values import WindowEverywhere
 from .base import Family
 from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
@@ -23,6 +22,5 @@ FAMILY = Family(
     settings=DecoderSettings(
         fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
         unsupported={"router_jitter_noise": (0, 0.0, None)},
-        window=WindowEverywhere(),
     ),
 )

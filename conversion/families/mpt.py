@@ -2,7 +2,7 @@
 
 from blockformer.files.errors import ConversionError, listed, shown
 
-from ..values import Computed, HeadDim, InnerSize
+from ..values import Computed, InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
@@ -79,7 +79,6 @@ FAMILY = Family(
         reads_whole=False,
         usual=fields_without("resid_pdrop"),
         rope=None,
-        head_dim=HeadDim(always=False),
         computed=[InnerSize(), Computed(read_attention, write_attention)],
         unsupported={
             "no_bias": (True,),

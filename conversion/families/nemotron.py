@@ -17,6 +17,5 @@ FAMILY = Family(
     settings=DecoderSettings(
         reads_whole=False,
         rope=Rope(by_part=True),
-        extra_fields=["partial_rotary_factor"],
     ),
 )

@@ -140,7 +140,6 @@ FAMILY = Family(
         usual=fields_without("num_hidden_layers"),
         rope=None,
         window=Turns(),
-        extra_fields=["hybrid_override_pattern"],
         reads_whole=False,
     ),
 )

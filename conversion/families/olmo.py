@@ -4,7 +4,7 @@ OLMo has layer norms without weights, and may clip queries, keys and values. OLM
 one on all queries and on all keys; OLMo 3 has windows, too.
 """
 
-from ..values import HeadDim, RopeByLayerType, WindowByLayer
+from ..values import RopeByLayerType
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, rotary
@@ -18,7 +18,7 @@ OLMO = Family(
     structure={**LLAMA, "norm_type": "layer_norm", "norm_weight": "none", "norm_bias": False, "norm_eps": 1e-5},
     fresh={**rotary(10_000.0), "clip_qkv": 8.0},
     names=DecoderNames(layer={**ATTENTION, **MLP}, outer={"embed_tokens": "embed_tokens"}),
-    settings=DecoderSettings(fields={"clip_qkv": "clip_qkv"}, head_dim=HeadDim(always=False)),
+    settings=DecoderSettings(fields={"clip_qkv": "clip_qkv"}),
 )
 OLMO2 = Family(
     "olmo2",
@@ -27,7 +27,7 @@ OLMO2 = Family(
     structure=STRUCTURE,
     fresh=rotary(500_000.0),
     names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
-    settings=DecoderSettings(head_dim=HeadDim(always=False)),
+    settings=DecoderSettings(),
 )
 OLMO3 = Family(
     "olmo3",
@@ -36,7 +36,5 @@ OLMO3 = Family(
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},
     names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
-    settings=DecoderSettings(
-        rope=RopeByLayerType(), window=WindowByLayer(by_flag=False), head_dim=HeadDim(always=False)
-    ),
+    settings=DecoderSettings(rope=RopeByLayerType()),
 )

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from ..rules.operations import Reversed, Split
 from ..rules.table import Rule, module_rules
-from ..values import HeadDim, Rope, StatesByLayer
+from ..values import Rope, StatesByLayer
 from ..values.states import SIZES
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
@@ -122,7 +122,6 @@ FAMILY = Family(
     settings=DecoderSettings(
         rope=RopeOrNone(),
         window=StatesByLayer(names=(*SIZES, "linear_allow_neg_eigval")),
-        head_dim=HeadDim(always=False),
         reads_whole=False,
     ),
 )

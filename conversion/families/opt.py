@@ -4,7 +4,7 @@ In the model of 350 million parameters, token vectors are half as wide as the st
 """
 
 from ..rules.table import module_rules
-from ..values import Computed, HeadDim, NotExpressible
+from ..values import Computed, NotExpressible
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
@@ -81,7 +81,6 @@ FAMILY = Family(
     settings=DecoderSettings(
         fields={"enable_bias": ALL_BIASES},
         rope=None,
-        head_dim=HeadDim(always=False),
         computed=[Computed(read_norms, write_norms), Computed(read_width, write_width)],
         training_only=["layerdrop"],
     ),

@@ -1,6 +1,6 @@
 """Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns."""
 
-from ..values import Flag, HeadDim, Rope
+from ..values import Flag, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
@@ -28,8 +28,6 @@ FAMILY = Family(
     ),
     settings=DecoderSettings(
         rope=Rope(by_part=True),
-        head_dim=HeadDim(always=False),
         computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
-        extra_fields=["partial_rotary_factor"],
     ),
 )

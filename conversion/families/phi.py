@@ -4,7 +4,7 @@ Phi has parallel sub-layers that share a norm, and turns a part of each head. Ph
 one matrix, gate and up projection in another.
 """
 
-from ..values import Computed, Flag, HeadDim, Rope, WindowEverywhere
+from ..values import Computed, Flag, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
@@ -39,9 +39,7 @@ PHI = Family(
     ),
     settings=DecoderSettings(
         rope=Rope(by_part=True),
-        head_dim=HeadDim(always=False),
         computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
-        extra_fields=["partial_rotary_factor"],
     ),
 )
 PHI3 = Family(
@@ -53,8 +51,6 @@ PHI3 = Family(
     names=DecoderNames(layer={"self_attn.qkv_proj": QKV, "self_attn.o_proj": "self_attn.o_proj", **FUSED_MLP, **NORMS}),
     settings=DecoderSettings(
         rope=Rope(by_part=True),
-        window=WindowEverywhere(),
-        head_dim=HeadDim(always=False),
         computed=[Computed(writer=write_trained_length)],
     ),
 )

@@ -8,7 +8,7 @@ longer than `original_max_position_embeddings` ours turns by the long factors, t
 from blockformer.files.errors import ConversionError, shown
 
 from ..storage.experts import OneByOne
-from ..values import Computed, HeadDim, NotExpressible, Rope, WindowEverywhere
+from ..values import Computed, NotExpressible, Rope
 from .base import Family
 from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
@@ -83,9 +83,7 @@ FAMILY = Family(
         not_none=["router_margin"],
         unsupported={"num_experts_per_tok": (2,)},
         training_only=["input_jitter_noise"],
-        head_dim=HeadDim(always=False),
         rope=RopeWithMscale(),
-        window=WindowEverywhere(),
         computed=[MARGIN],
     ),
 )

@@ -1,6 +1,5 @@
 """Qwen2 and Qwen2.5 (Yang et al., 2024): biases on queries, keys and values, none on the output projection."""
 
-from ..values import HeadDim, WindowByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
@@ -13,5 +12,5 @@ FAMILY = Family(
     structure={**LLAMA, "attention_bias": True},
     fresh=rotary(1_000_000.0),
     names=DecoderNames(),
-    settings=DecoderSettings(window=WindowByLayer(), head_dim=HeadDim(always=False)),
+    settings=DecoderSettings(),
 )

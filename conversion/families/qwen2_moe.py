@@ -1,6 +1,5 @@
 """Qwen2-MoE (Qwen team, 2024): experts in addition to one for every token, whose output has a learned factor."""
 
-from ..values import WindowByLayer
 from .base import Family
 from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
@@ -22,6 +21,5 @@ FAMILY = Family(
     settings=DecoderSettings(
         fields={"qkv_bias": "attention_bias"},
         computed=(SPARSE_STEP,),
-        window=WindowByLayer(),
     ),
 )

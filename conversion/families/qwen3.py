@@ -1,6 +1,5 @@
 """Qwen3 (Yang et al., 2025): a norm on queries and keys; `attention_bias` also covers the output projection."""
 
-from ..values import WindowByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
@@ -13,5 +12,5 @@ FAMILY = Family(
     structure={**LLAMA, "qk_norm": True},
     fresh=rotary(1_000_000.0),
     names=DecoderNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
-    settings=DecoderSettings(window=WindowByLayer()),
+    settings=DecoderSettings(),
 )

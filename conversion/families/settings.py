@@ -86,12 +86,17 @@ class Settings:
     always_unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
     @functools.cached_property
+    def known(self) -> frozenset[str]:
+        """The settings that the official class has where nobody says anything."""
+        return frozenset(self.defaults.to_dict())
+
+    @functools.cached_property
     def meanings(self) -> dict[str, tuple[str, ...]]:
         """Official field -> ours, of all that are no more than a name."""
         own = {theirs: tuple_of(ours) for theirs, ours in self.fields.items()}
         taken = {*self.without_effect, *(name for names in own.values() for name in names)}
-        known = {*self.defaults.to_dict(), *OF_ALL} - {*self.unsupported}
-        usual = {theirs: tuple_of(ours) for theirs, ours in (self.usual or {}).items() if theirs in known}
+        said = {*self.known, *OF_ALL} - {*self.unsupported}
+        usual = {theirs: tuple_of(ours) for theirs, ours in (self.usual or {}).items() if theirs in said}
         return {theirs: ours for theirs, ours in usual.items() if taken.isdisjoint(ours)} | own
 
     @functools.cached_property

@@ -1,6 +1,6 @@
 """SmolLM3 (Hugging Face, 2025): Llama with some layers that have no positions."""
 
-from ..values import Computed, HeadDim, WindowByLayer
+from ..values import Computed
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
@@ -28,8 +28,6 @@ FAMILY = Family(
     fresh={**rotary(2_000_000.0), **every(4), "tie_word_embeddings": True},
     names=DecoderNames(),
     settings=DecoderSettings(
-        window=WindowByLayer(),
-        head_dim=HeadDim(always=False),
         computed=[Computed(read_rotating, write_rotating)],
     ),
 )

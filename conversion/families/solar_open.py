@@ -28,6 +28,5 @@ FAMILY = Family(
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=(shared_experts("n_shared_experts"), expert_groups(2)),
         unsupported={"use_qk_norm": (None, False), "first_k_dense_replace": (None, 0)},
-        extra_fields=["partial_rotary_factor"],
     ),
 )

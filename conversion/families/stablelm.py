@@ -2,7 +2,7 @@
 
 from ..rules.operations import StackTensors
 from ..rules.table import Rule
-from ..values import Flag, HeadDim, Rope
+from ..values import Flag, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
@@ -32,11 +32,9 @@ FAMILY = Family(
         reads_whole=False,
         fields={"use_qkv_bias": "attention_bias"},
         rope=Rope(by_part=True),
-        head_dim=HeadDim(always=False),
         computed=[
             Flag("qk_layernorm", "qk_norm", (False, "per_head")),
             Flag("use_parallel_residual", "residual", ("sequential", "parallel_shared_norm")),
         ],
-        extra_fields=["partial_rotary_factor"],
     ),
 )

@@ -1,6 +1,5 @@
 """StarCoder2 (Lozhkov et al., 2024): layer norms, a network without a gate, one window for every layer."""
 
-from ..values import HeadDim, WindowEverywhere
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
@@ -21,7 +20,5 @@ FAMILY = Family(
     names=DecoderNames(layer={**ATTENTION, **NORMS, "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
     settings=DecoderSettings(
         fields={"use_bias": ALL_BIASES},
-        window=WindowEverywhere(),
-        head_dim=HeadDim(always=False),
     ),
 )

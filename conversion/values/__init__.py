@@ -7,7 +7,7 @@ from .heads import NOT_PRUNED, PRUNED_HEADS, HeadDim
 from .rotary import AXES, Rope, RopeByLayerType, RopeOfText, RotaryPart, only_sliding_layers_rotate, part_of
 from .scalars import Factor, Flag, InnerSize, invert_power, roundest
 from .states import ScansByLayer, StatesByLayer
-from .windows import NoWindow, WindowByLayer, WindowEverywhere
+from .windows import Window
 
 __all__ = [
     "AXES",
@@ -24,7 +24,6 @@ __all__ = [
     "Flag",
     "HeadDim",
     "InnerSize",
-    "NoWindow",
     "NotExpressible",
     "Official",
     "Pooler",
@@ -35,8 +34,7 @@ __all__ = [
     "ScansByLayer",
     "StatesByLayer",
     "Value",
-    "WindowByLayer",
-    "WindowEverywhere",
+    "Window",
     "common_entries",
     "constants",
     "invert_power",
