@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, LLAMA, NORMS, PLAIN_MLP
+from .shared import LLAMA
 
 FAMILY = Family(
     "arcee",
@@ -11,6 +11,6 @@ FAMILY = Family(
     "ArceeForCausalLM ArceeModel ArceeForSequenceClassification ArceeForTokenClassification ArceeForQuestionAnswering",
     structure={**LLAMA, "gated_mlp": False},
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},
-    names=DecoderNames(layer={**ATTENTION, **PLAIN_MLP, **NORMS}),
+    names=DecoderNames(),
     settings=DecoderSettings(),
 )

@@ -28,7 +28,7 @@ from .head import VALUE_HEAD, Head
 from .names import HEAD_ONLY, Names
 from .refused import UNSUPPORTED
 from .settings import Settings
-from .shared import ATTENTION, LAYER, MLP, NORMS, OUTER, QKV, Modules
+from .shared import ATTENTION, LAYER, MLP, OUTER, QKV, Modules, usual_layer
 
 PREFIX, NO_PREFIX = "prefix", "no prefix"
 """Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
@@ -106,7 +106,8 @@ class DecoderNames(Names[Head]):
     """The names of a decoder's tensors.
 
     Attributes:
-        layer: official module of a layer -> ours, or several of ours that it holds side by side.
+        layer: official module of a layer -> ours, or several of ours that it holds side by side; None: Llama's names,
+            with the norms and the gate that the family's structure has (`usual_layer`).
         outer: official module outside of the layers -> ours.
         layers: what the official names of a layer's tensors begin with.
         split: how a module that holds several of ours does so, for a config of ours; None: one after the other.
@@ -118,7 +119,7 @@ class DecoderNames(Names[Head]):
             none of theirs.
     """
 
-    layer: Modules = field(default_factory=lambda: {**ATTENTION, **MLP, **NORMS})
+    layer: Modules | None = None
     outer: Modules = field(default_factory=lambda: OUTER)
     layers: str = LAYER
     split: Callable[[PretrainedConfig, tuple[int, ...]], Reversible] | None = None
@@ -130,6 +131,11 @@ class DecoderNames(Names[Head]):
 
     topology = "decoder"
 
+    @property
+    def modules(self) -> Modules:
+        """Official module of a layer -> ours, or several of ours."""
+        return usual_layer(self.settings.structure) if self.layer is None else self.layer
+
     def usual_heads(self, classes):
         """See `Names.usual_heads`."""
         return decoder_heads(classes)
@@ -137,8 +143,8 @@ class DecoderNames(Names[Head]):
     @property
     def low_bits(self):
         """See `Names.low_bits`."""
-        plain = {ours for ours in self.layer.values() if isinstance(ours, str)}
-        return not self.pairs and len(plain) == len(self.layer) and plain.issuperset(QKV)
+        plain = {ours for ours in self.modules.values() if isinstance(ours, str)}
+        return not self.pairs and len(plain) == len(self.modules) and plain.issuperset(QKV)
 
     @property
     def own_traits(self):
@@ -225,7 +231,7 @@ class DecoderNames(Names[Head]):
         """The rules of the stack's tensors, without prefixes."""
         return [
             *self._module_rules(self.outer, config),
-            *self._module_rules(self.layer, config, self.layers, LAYER),
+            *self._module_rules(self.modules, config, self.layers, LAYER),
             *(rule.under(self.layers, LAYER) for rule in self.more_rules(config)),
         ]
 
@@ -258,4 +264,4 @@ class DecoderNames(Names[Head]):
 
     def _low_bit_weights(self, variant) -> frozenset[str]:
         root, linear = self.head(variant).root + self.layers, {*ATTENTION, *MLP}
-        return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.layer.items() if ours in linear)
+        return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.modules.items() if ours in linear)

@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .shared import LLAMA
 from .with_experts import (
     FINE,
     FIRST_DENSE,
@@ -20,7 +20,7 @@ FAMILY = Family(
     "Dots1ForCausalLM Dots1Model",
     structure={**LLAMA, "qk_norm": True, **SIGMOID_ROUTER},
     fresh={**rotary(10_000_000.0), **FINE, "shared_expert_intermediate_size": 768, "routed_scaling_factor": 2.5},
-    names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, sparse=SHARED_EXPERTS),
+    names=ExpertNames(sparse=SHARED_EXPERTS),
     settings=DecoderSettings(
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(2)),

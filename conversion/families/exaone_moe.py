@@ -9,7 +9,7 @@ from .base import Family
 from .decoder import DecoderSettings
 from .exaone4 import read_rotating, write_rotating
 from .fresh import every, rotary
-from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .shared import LLAMA
 from .with_experts import (
     FINE,
     FLOAT32_ROUTER,
@@ -38,7 +38,6 @@ FAMILY = Family(
         "routed_scaling_factor": 2.5,
     },
     names=ExpertNames(
-        layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
         sparse=SHARED_EXPERTS,
         spellings=[Ending({"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"})],
         outside=["mtp.*"],

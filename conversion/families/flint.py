@@ -5,7 +5,7 @@ from ..values import Computed, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import every, rotary
-from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, sinks
+from .shared import LLAMA, sinks
 from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 
 FAMILY = Family(
@@ -21,7 +21,6 @@ FAMILY = Family(
     },
     fresh={**rotary(10_000.0), **every(4, 513), **every(4), **FINE, "shared_expert_intermediate_size": 384},
     names=ExpertNames(
-        layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
         more_rules=sinks,
         sparse=SHARED,
         spellings=[Ending({"self_attn.softmax_offset": "self_attn.sinks"})],

@@ -10,7 +10,7 @@ from ..values import Computed, NotExpressible, RopeByLayerType, invert_power
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, root_of_width, rotary
-from .shared import ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM
+from .shared import ATTENTION, LLAMA, MLP
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered"}
 FRESH = {"hidden_act": "gelu_pytorch_tanh", "embedding_scale": root_of_width, "tie_word_embeddings": True}
@@ -93,7 +93,7 @@ GEMMA2 = Family(
     "Gemma2ForCausalLM Gemma2Model Gemma2ForSequenceClassification Gemma2ForTokenClassification",
     structure={**STRUCTURE, "norm_placement": "pre_output"},
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 4096)},
-    names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS}),
+    names=DecoderNames(),
     settings=DecoderSettings(
         fields=CAPS,
         computed=[SCALE, SCORES],
@@ -106,7 +106,7 @@ GEMMA3 = Family(
     "Gemma3ForCausalLM Gemma3TextModel Gemma3TextForSequenceClassification",
     structure={**STRUCTURE, "norm_placement": "pre_output", "qk_norm": True},
     fresh={**FRESH, **every(6, 512), **by_type(1_000_000.0, 10_000.0)},
-    names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS, **Q_AND_K_NORM}),
+    names=DecoderNames(),
     settings=DecoderSettings(
         fields={"final_logit_softcapping": "final_logit_softcapping"},
         rope=RopeByLayerType(),

@@ -7,7 +7,7 @@ from ..storage.spelling import Ending
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .shared import LLAMA
 from .with_experts import FINE, FLOAT32_ROUTER, SHARED_EXPERTS, ExpertNames, shared_experts
 
 IN_FILES = Ending(
@@ -45,7 +45,6 @@ FAMILY = Family(
         "routed_scaling_factor": 2.826,
     },
     names=ExpertNames(
-        layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
         sparse=SHARED_EXPERTS,
         bias_of_choice="e_score_correction_bias",
         spellings=[IN_FILES],

@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, NORMS, PLAIN_MLP, ROTARY_GPT
+from .shared import ROTARY_GPT
 
 FAMILY = Family(
     "jais2",
@@ -11,6 +11,6 @@ FAMILY = Family(
     "Jais2ForCausalLM Jais2Model",
     structure=ROTARY_GPT,
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},
-    names=DecoderNames(layer={**ATTENTION, **PLAIN_MLP, **NORMS}),
+    names=DecoderNames(),
     settings=DecoderSettings(),
 )

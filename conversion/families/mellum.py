@@ -7,7 +7,7 @@ from ..values import RopeByLayerType
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import by_type, every, rotary
-from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .shared import LLAMA
 from .with_experts import FINE, ExpertNames
 
 FAMILY = Family(
@@ -16,7 +16,7 @@ FAMILY = Family(
     "MellumForCausalLM MellumModel",
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(500_000.0), **every(4, 1024), **by_type(500_000.0, 10_000.0), **FINE},
-    names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}, outside=["mtp.*"]),
+    names=ExpertNames(outside=["mtp.*"]),
     settings=DecoderSettings(
         fields={"num_experts": "num_experts"},
         rope=RopeByLayerType(by_part=True),

@@ -5,7 +5,7 @@ from ..values import Rope
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM
+from .shared import LLAMA
 from .with_experts import FINE, SIGMOID_ROUTER, ExpertNames
 
 FAMILY = Family(
@@ -15,7 +15,6 @@ FAMILY = Family(
     structure={**LLAMA, "qk_norm": "projection", **SIGMOID_ROUTER},
     fresh={**rotary(5_000_000.0, 0.5), **FINE},
     names=ExpertNames(
-        layer={**ATTENTION, **NORMS, **Q_AND_K_NORM},
         published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2")),
         bias_of_choice="e_score_correction_bias",
     ),

@@ -8,7 +8,7 @@ from ..values import RopeByLayerType
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, rotary
-from .shared import ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM
+from .shared import ATTENTION, LLAMA, MLP
 
 STRUCTURE = {**LLAMA, "norm_placement": "output", "qk_norm": "projection"}
 OLMO = Family(
@@ -26,7 +26,7 @@ OLMO2 = Family(
     "Olmo2ForCausalLM Olmo2Model Olmo2ForSequenceClassification",
     structure=STRUCTURE,
     fresh=rotary(500_000.0),
-    names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
+    names=DecoderNames(),
     settings=DecoderSettings(),
 )
 OLMO3 = Family(
@@ -35,6 +35,6 @@ OLMO3 = Family(
     "Olmo3ForCausalLM Olmo3Model Olmo3ForSequenceClassification",
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},
-    names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
+    names=DecoderNames(),
     settings=DecoderSettings(rope=RopeByLayerType()),
 )

@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, LLAMA, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
+from .shared import LLAMA
 from .with_experts import FINE, ExpertNames
 
 FIELDS = {"intermediate_size": ("intermediate_size", "moe_intermediate_size")}
@@ -14,7 +14,7 @@ OLMOE = Family(
     "OlmoeForCausalLM OlmoeModel",
     structure={**LLAMA, "qk_norm": "projection"},
     fresh={**rotary(10_000.0), **FINE, "norm_topk_prob": False},
-    names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
+    names=ExpertNames(),
     settings=DecoderSettings(fields=FIELDS, unsupported={"clip_qkv": (None,)}),
 )
 FLEX_OLMO = Family(
@@ -23,6 +23,6 @@ FLEX_OLMO = Family(
     "FlexOlmoForCausalLM FlexOlmoModel",
     structure={**LLAMA, "norm_placement": "output", "qk_norm": "projection"},
     fresh={**rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},
-    names=ExpertNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
+    names=ExpertNames(),
     settings=DecoderSettings(fields=FIELDS),
 )

@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .shared import LLAMA
 
 FAMILY = Family(
     "qwen3",
@@ -11,6 +11,6 @@ FAMILY = Family(
     "Qwen3ForCausalLM Qwen3Model Qwen3ForSequenceClassification Qwen3ForTokenClassification Qwen3ForQuestionAnswering",
     structure={**LLAMA, "qk_norm": True},
     fresh=rotary(1_000_000.0),
-    names=DecoderNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
+    names=DecoderNames(),
     settings=DecoderSettings(),
 )

@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .shared import LLAMA
 from .with_experts import FINE, SPARSE_STEP, ExpertNames
 
 FAMILY = Family(
@@ -13,7 +13,7 @@ FAMILY = Family(
     "Qwen3MoeForTokenClassification Qwen3MoeForQuestionAnswering",
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(1_000_000.0), **FINE},
-    names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
+    names=ExpertNames(),
     settings=DecoderSettings(
         fields={"num_experts": "num_experts"},
         computed=(SPARSE_STEP,),

@@ -1,6 +1,7 @@
 """What many decoders share: the names of their modules and fields, and structures."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -24,6 +25,15 @@ PLAIN_MLP = {name: name for name in ("mlp.up_proj", "mlp.down_proj")}
 """Without a gate."""
 Q_AND_K_NORM = {name: name for name in ("self_attn.q_norm", "self_attn.k_norm")}
 FUSED_MLP: Modules = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj": "mlp.down_proj"}
+
+
+def usual_layer(structure: Mapping[str, Any]) -> Modules:
+    """The modules of a layer with Llama's names, by the settings that all models of a family have."""
+    norms = {"output": OUTPUT_NORMS, "pre_output": FOUR_NORMS}.get(structure.get("norm_placement", ""), NORMS)
+    of_heads = Q_AND_K_NORM if structure.get("qk_norm") else {}
+    return {**ATTENTION, **(MLP if structure.get("gated_mlp", True) else PLAIN_MLP), **of_heads, **norms}
+
+
 OUTER = {"embed_tokens": "embed_tokens", "norm": "norm"}
 """Official module outside of the layers -> ours."""
 Fields = Mapping[str, str | tuple[str, ...]]

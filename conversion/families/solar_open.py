@@ -3,7 +3,7 @@
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ATTENTION, LLAMA, NORMS
+from .shared import LLAMA
 from .with_experts import (
     FINE,
     FLOAT32_ROUTER,
@@ -19,7 +19,7 @@ FAMILY = Family(
     "SolarOpenForCausalLM SolarOpenModel",
     structure={**LLAMA, **FLOAT32_ROUTER},
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 384, "norm_eps": 1e-5},
-    names=ExpertNames(layer={**ATTENTION, **NORMS}, sparse=SHARED_EXPERTS),
+    names=ExpertNames(sparse=SHARED_EXPERTS),
     settings=DecoderSettings(
         fields={
             "moe_intermediate_size": ("intermediate_size", "moe_intermediate_size"),
