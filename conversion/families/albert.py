@@ -8,9 +8,9 @@ from blockformer.files.errors import ConversionError
 
 from ..values import TOKEN_TYPES, Computed, NotExpressible
 from .base import Family
-from .bert import EMBEDDINGS, FRESH, POOLED_ROWS, STRUCTURE
+from .bert import EMBEDDINGS, FRESH, STRUCTURE
 from .bert_like import EMBEDDING_NORM, EncoderNames, EncoderSettings
-from .encoder_heads import NSP, LanguageModelNames, standard_heads
+from .encoder_heads import NSP, LanguageModelNames
 
 
 def _read_widths(official):
@@ -44,11 +44,8 @@ _MODULES = {
 FAMILY = Family(
     "albert",
     "AlbertConfig",
-    standard_heads(
-        "AlbertModel AlbertForMaskedLM AlbertForSequenceClassification AlbertForMultipleChoice "
-        "AlbertForTokenClassification AlbertForQuestionAnswering AlbertForPreTraining",
-        POOLED_ROWS,
-    ),
+    "AlbertModel AlbertForMaskedLM AlbertForSequenceClassification AlbertForMultipleChoice "
+    "AlbertForTokenClassification AlbertForQuestionAnswering AlbertForPreTraining",
     structure=STRUCTURE,
     fresh={
         **FRESH,

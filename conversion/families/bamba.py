@@ -7,7 +7,7 @@ from ..rules.table import Rule, module_rules
 from ..values import Rope, ScansByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .fresh import rotary
+from .fresh import few_full, rotary
 from .shared import ATTENTION, LLAMA
 
 SCAN = "state_space"
@@ -37,16 +37,6 @@ def scan_rules(config: PretrainedConfig, module: str = "mamba") -> list[Rule]:
     ]
 
 
-def few_full(step: int):
-    """A fresh model's layers, of which each so manieth one has keys, as the last one has."""
-
-    def kinds(settings: dict) -> list:
-        count = settings["num_hidden_layers"]
-        return [SCAN if layer % step and layer < count else "full_attention" for layer in range(1, count + 1)]
-
-    return kinds
-
-
 def twice_the_width(settings: dict) -> int:
     """A fresh model's heads, of 64 channels each."""
     return max(settings["hidden_size"] // 32, 1)
@@ -59,7 +49,7 @@ FAMILY = Family(
     structure=LLAMA,
     fresh={
         **rotary(10_000.0, 0.5),
-        "layer_types": few_full(8),
+        "layer_types": few_full(8, SCAN),
         "mamba_n_heads": twice_the_width,
         "norm_eps": 1e-5,
     },

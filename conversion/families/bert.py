@@ -5,7 +5,7 @@ from typing import Any
 from ..values import TOKEN_TYPES, EncoderPositions
 from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import LanguageModelNames, standard_heads
+from .encoder_heads import LanguageModelNames
 from .preset import Preset
 from .shared import BIASES
 
@@ -70,19 +70,14 @@ LANGUAGE_MODEL = LanguageModelNames(
     bias="cls.predictions.bias",
     copy="cls.predictions.decoder.bias",
 )
-POOLED_ROWS = {"modules": {"classifier": "score"}, "pooler": "needed"}
-"""The head for sequence classification on BERT's pooler."""
 
 PRESETS = {"bert-decoder": Preset("decoder", {**STRUCTURE, **FRESH})}
 FAMILY = Family(
     "bert",
     "BertConfig",
-    standard_heads(
-        "BertModel BertForMaskedLM BertForSequenceClassification BertForMultipleChoice "
-        "BertForTokenClassification BertForQuestionAnswering BertLMHeadModel BertForPreTraining "
-        "BertForNextSentencePrediction",
-        POOLED_ROWS,
-    ),
+    "BertModel BertForMaskedLM BertForSequenceClassification BertForMultipleChoice "
+    "BertForTokenClassification BertForQuestionAnswering BertLMHeadModel BertForPreTraining "
+    "BertForNextSentencePrediction",
     structure=STRUCTURE,
     fresh={**FRESH, "pooler_act": "tanh"},
     names=EncoderNames(root="bert.", **NAMES, language_model=LANGUAGE_MODEL),

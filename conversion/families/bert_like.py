@@ -22,7 +22,7 @@ from ..storage.spelling import Alternative, Ending, Prefix
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
 from .architectures import unknown_class
-from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
+from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames, encoder_heads
 from .names import Names
 from .oracle import Oracle
 from .settings import Settings
@@ -112,14 +112,18 @@ class EncoderNames(Names[EncoderHead]):
     usual_fields = {**FIELDS, "classifier_dropout": "classifier_dropout"}
     oracle = Oracle(not_runnable=not_runnable, position_shift=lambda config: config.position_offset)
 
+    def usual_heads(self, classes):
+        """See `Names.usual_heads`."""
+        return encoder_heads(classes)
+
     @property
     def own_traits(self):
         """See `Names.own_traits`."""
         return frozenset({"decoder", "relative", "untied", "pooler", "both biases", "second bias"})
 
     @property
-    def inner(self) -> tuple[str, ...]:
-        """What the names of the encoder's tensors begin with, after their prefix."""
+    def inner(self):
+        """See `Names.inner`."""
         names = [*self.embeddings, self.layer, *self.stack, "pooler."]
         names += [self.in_files.layer, *self.in_files.stack] if self.in_files is not None else []
         return tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in names))
@@ -142,7 +146,7 @@ class EncoderNames(Names[EncoderHead]):
         variant = CheckpointVariant(head.official, frozenset(traits))
         found = set(map(self.spelled(variant).to_class, names))
         traits |= self.traits_of_ties(head, official, found)
-        if f"{self._root(head)}{self.pooler}.weight" in found:
+        if f"{self.root_of(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
         if self.language_model.copy and self.language_model.copy in found:
             # Where nothing is tied, the official class adds the second one and never looks at the first.
@@ -231,19 +235,16 @@ class EncoderNames(Names[EncoderHead]):
         sides = [head for head in self.heads if head.official == variant.head]
         return next(head for head in sides if head.is_decoder == ("decoder" in variant.traits))
 
-    def _root(self, head: EncoderHead) -> str:
+    def root_of(self, head):
+        """See `Names.root_of`."""
         return "" if head.bare else self.root
 
     def alternatives(self, head):
         """See `Names.alternatives`."""
-        former, root = self.former_root, self.root
-        prefixes = [Alternative("former prefix", Prefix(former, self._root(head), self.inner), starts=(former,))]
-        if head.bare:
-            usual = Alternative("prefix", Prefix(root, "", self.inner), starts=(root,))
-        else:
-            usual = Alternative("no prefix", Prefix("", root, self.inner), unless=(root,))
+        former = self.former_root
+        before = [Alternative("former prefix", Prefix(former, self.root_of(head), self.inner), starts=(former,))]
         old_norms = Alternative("gamma and beta", OLD_NORMS, ends=tuple(OLD_NORMS.in_class))
-        return [[old_norms], [*(prefixes if former else []), usual]]
+        return [[old_norms], [*(before if former else []), *self.prefixes(head)]]
 
     def head_name(self, head):
         """See `Names.head_name`."""
@@ -251,7 +252,7 @@ class EncoderNames(Names[EncoderHead]):
 
     def embeddings_names(self, head, traits):
         """See `Names.embeddings_names`."""
-        root = self._root(head)
+        root = self.root_of(head)
         return [f"{root}{theirs}.weight" for theirs, ours in self.embeddings.items() if ours == "embed_tokens"]
 
     # The tensors.
@@ -260,7 +261,7 @@ class EncoderNames(Names[EncoderHead]):
         """See `Names.storage`."""
         if (files := self.in_files) is None:
             return []
-        root = self._root(self.head(variant))
+        root = self.root_of(self.head(variant))
         rules = [rule.under(root, root) for rule in module_rules(files.stack)]
         for theirs, modules in files.modules.items():
             own = self._module_rules(theirs, modules, config)
@@ -288,7 +289,7 @@ class EncoderNames(Names[EncoderHead]):
             ignored += [f"{self.pooler}.weight", f"{self.pooler}.bias"]
         else:
             rules += module_rules({self.pooler: "pooler.dense"})
-        root = self._root(head)
+        root = self.root_of(head)
         rules, ignored = [rule.under(root, head.our_root) for rule in rules], [root + name for name in ignored]
         if head.own_pooler:
             rules += module_rules({head.own_pooler: head.our_root + "pooler.dense"})

@@ -19,19 +19,16 @@ from ..rules.patterns import tuple_of
 from ..rules.table import Rule, RuleTable
 from ..storage import awq
 from ..storage.low_bits import FIELD
-from ..storage.spelling import Alternative, Prefix
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, Rope, Value, Window
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
 from .further import FURTHER, FurtherLayers
 from .head import VALUE_HEAD, Head
-from .names import HEAD_ONLY, Names
+from .names import Names
 from .refused import UNSUPPORTED
 from .settings import Settings
 from .shared import ATTENTION, LAYER, MLP, OUTER, QKV, Modules, usual_layer
 
-PREFIX, NO_PREFIX = "prefix", "no prefix"
-"""Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
 ROPE, HEAD_DIM = Rope(), HeadDim()
 
 
@@ -152,13 +149,8 @@ class DecoderNames(Names[Head]):
         return frozenset() if self.further is None else frozenset({FURTHER})
 
     @property
-    def root(self) -> str:
-        """Prefix of the official names of the stack's tensors in a language model."""
-        return next(head.root for head in self.heads if not head.bare)
-
-    @property
-    def inner(self) -> tuple[str, ...]:
-        """What the names of the stack's tensors begin with, after their prefix."""
+    def inner(self):
+        """See `Names.inner`."""
         return (*(f"{each}." for each in self.outer), self.layers.partition(".")[0] + ".")
 
     # The variant: which head, whether there is a prefix.
@@ -183,10 +175,7 @@ class DecoderNames(Names[Head]):
 
     def variant_for(self, config, earlier: CheckpointVariant | None = None):
         """See `Names.variant_for`."""
-        variant = super().variant_for(config)
-        if earlier is not None and earlier.head == variant.head:
-            fits = {PREFIX, NO_PREFIX} | ({HEAD_ONLY} if config.tie_word_embeddings else set())
-            variant = CheckpointVariant(variant.head, earlier.traits & fits)
+        variant = super().variant_for(config, earlier)
         has_further = self.further is not None and config.num_nextn_predict_layers
         return replace(variant, traits=variant.traits | {FURTHER}) if has_further else variant
 
@@ -198,14 +187,6 @@ class DecoderNames(Names[Head]):
             return frozenset()
         config = self.settings.official_config(official)
         return frozenset([FURTHER] if self.further.count(config, head.root, names) else [])
-
-    def alternatives(self, head):
-        """See `Names.alternatives`."""
-        if head.bare:
-            return [[Alternative(PREFIX, Prefix(self.root, head.root, self.inner), starts=(self.root,))]]
-        bare_root = next((each.root for each in self.heads if each.bare), "")
-        bare = tuple(bare_root + name for name in self.inner)
-        return [[Alternative(NO_PREFIX, Prefix(bare_root, head.root, self.inner), starts=bare)]]
 
     def embeddings_names(self, head, traits):
         """See `Names.embeddings_names`."""

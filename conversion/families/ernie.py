@@ -2,9 +2,8 @@
 
 from ..values import TOKEN_TYPES, Computed
 from .base import Family
-from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, POSITIONS, STRUCTURE
+from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, POSITIONS, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import standard_heads
 
 
 def _read_tasks(official):
@@ -20,12 +19,9 @@ def _write_tasks(config, head):
 FAMILY = Family(
     "ernie",
     "ErnieConfig",
-    standard_heads(
-        "ErnieModel ErnieForMaskedLM ErnieForSequenceClassification ErnieForMultipleChoice "
-        "ErnieForTokenClassification ErnieForQuestionAnswering ErnieForCausalLM "
-        "ErnieForPreTraining ErnieForNextSentencePrediction",
-        POOLED_ROWS,
-    ),
+    "ErnieModel ErnieForMaskedLM ErnieForSequenceClassification ErnieForMultipleChoice "
+    "ErnieForTokenClassification ErnieForQuestionAnswering ErnieForCausalLM "
+    "ErnieForPreTraining ErnieForNextSentencePrediction",
     structure=STRUCTURE,
     fresh={**FRESH, "pooler_act": "tanh", "task_type_vocab_size": 3},
     names=EncoderNames(

@@ -16,7 +16,7 @@ from ..values import Computed, EncoderPositions, Flag, NotExpressible
 from .base import Family
 from .bert import EMBEDDINGS, FRESH, NAMES, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
+from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, encoder_heads
 from .roberta import norms_before
 
 SHARE = 0.15 * 0.8
@@ -112,7 +112,7 @@ class EsmNames(EncoderNames):
 FAMILY = Family(
     "esm",
     "EsmConfig",
-    standard_heads("EsmModel EsmForMaskedLM EsmForSequenceClassification EsmForTokenClassification", ROBERTA_ROWS),
+    encoder_heads("EsmModel EsmForMaskedLM EsmForSequenceClassification EsmForTokenClassification", ROBERTA_ROWS),
     structure={
         **{name: value for name, value in STRUCTURE.items() if name not in ("position_type", "embedding_norm")},
         "norm_placement": "pre",

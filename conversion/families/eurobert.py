@@ -3,7 +3,7 @@
 from ..values import Computed, HeadDim, Rope
 from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import LM, EncoderHead, LanguageModelNames
+from .encoder_heads import SCORE, LanguageModelNames, encoder_heads
 from .fresh import rotary
 from .shared import ATTENTION, LLAMA, MLP, NORMS
 
@@ -21,21 +21,11 @@ def _write_pooling(config, head):
 FAMILY = Family(
     "eurobert",
     "EuroBertConfig",
-    [
-        EncoderHead("EuroBertModel", "BlockformerEncoderModel"),
-        EncoderHead("EuroBertForMaskedLM", "BlockformerEncoderForMaskedLM", parts=frozenset([LM])),
-        EncoderHead(
-            "EuroBertForSequenceClassification",
-            "BlockformerEncoderForSequenceClassification",
-            modules={"classifier": "score"},
-            own_pooler="dense",
-        ),
-        EncoderHead(
-            "EuroBertForTokenClassification",
-            "BlockformerEncoderForTokenClassification",
-            modules={"classifier": "score"},
-        ),
-    ],
+    encoder_heads(
+        "EuroBertModel EuroBertForMaskedLM EuroBertForSequenceClassification EuroBertForTokenClassification",
+        {**SCORE, "own_pooler": "dense"},
+        Model={},
+    ),
     structure=LLAMA,
     fresh={
         **rotary(250_000.0),

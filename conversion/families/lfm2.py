@@ -7,7 +7,7 @@ from ..storage.experts import OneByOne
 from ..values import Computed, StatesByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .fresh import rotary
+from .fresh import few_full, rotary
 from .shared import ATTENTION, LLAMA, fields_without
 from .with_experts import FINE, ExpertNames, first_dense
 
@@ -24,12 +24,6 @@ CONVOLUTION = {
     "conv.in_proj": "self_attn.in_proj",
     "conv.out_proj": "self_attn.out_proj",
 }
-
-
-def mostly_conv(settings: dict) -> list:
-    """The layers of a fresh model: each third one has keys, as the last one has."""
-    count = settings["num_hidden_layers"]
-    return ["full_attention" if layer % 3 == 0 or layer == count else "conv" for layer in range(1, count + 1)]
 
 
 def read_width(official) -> dict[str, Any]:
@@ -75,7 +69,7 @@ SETTINGS: dict[str, Any] = {
     "window": StatesByLayer("conv", ("conv_L_cache", "conv_bias")),
     "reads_whole": False,
 }
-FRESH = {**rotary(1_000_000.0), "layer_types": mostly_conv, "norm_eps": 1e-5, "tie_word_embeddings": True}
+FRESH = {**rotary(1_000_000.0), "layer_types": few_full(3, "conv"), "norm_eps": 1e-5, "tie_word_embeddings": True}
 FAMILY = Family(
     "lfm2",
     "Lfm2Config",

@@ -14,7 +14,7 @@ from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
 from .decoder import DecoderNames, DecoderSettings
 from .encoder_decoder import HeadDropout
-from .encoder_heads import LM, EncoderHead, LanguageModelNames
+from .encoder_heads import LanguageModelNames, encoder_heads
 from .fresh import all_but, by_type
 from .head import Head
 from .shared import LLAMA, QKV
@@ -99,25 +99,21 @@ def _write_pooling(config, head):
 TRANSFORM = {"head.dense": "classifier_transform.dense", "head.norm": "classifier_transform.norm"}
 """What a classifier reads: modules of the head, official and ours."""
 SCORE = {**TRANSFORM, "classifier": "score"}
+ROWS = {"modules": SCORE}
 
 
 ENCODER = Family(
     "modernbert",
     "ModernBertConfig",
-    [
-        EncoderHead("ModernBertModel", "BlockformerEncoderModel"),
-        EncoderHead("ModernBertForMaskedLM", "BlockformerEncoderForMaskedLM", parts=frozenset([LM])),
-        EncoderHead(
-            "ModernBertForSequenceClassification", "BlockformerEncoderForSequenceClassification", modules=SCORE
-        ),
-        EncoderHead("ModernBertForTokenClassification", "BlockformerEncoderForTokenClassification", modules=SCORE),
-        EncoderHead("ModernBertForMultipleChoice", "BlockformerEncoderForMultipleChoice", modules=SCORE),
-        EncoderHead(
-            "ModernBertForQuestionAnswering",
-            "BlockformerEncoderForQuestionAnswering",
-            modules={**TRANSFORM, "classifier": "qa_outputs"},
-        ),
-    ],
+    encoder_heads(
+        "ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification ModernBertForTokenClassification "
+        "ModernBertForMultipleChoice ModernBertForQuestionAnswering",
+        ROWS,
+        ForTokenClassification=ROWS,
+        ForMultipleChoice=ROWS,
+        ForQuestionAnswering={"modules": {**TRANSFORM, "classifier": "qa_outputs"}},
+        Model={},
+    ),
     structure=STRUCTURE,
     fresh={**FRESH, "pooling": "mean"},
     names=EncoderNames(

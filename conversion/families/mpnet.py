@@ -9,7 +9,7 @@ from ..values import Computed, NotExpressible
 from .base import Family
 from .bert import EMBEDDINGS, NAMES, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import ROBERTA_ROWS, standard_heads
+from .encoder_heads import ROBERTA_ROWS, encoder_heads
 from .roberta import FRESH, GELU_HEAD, LANGUAGE_MODEL
 
 PADDING, BUCKETS = 1, 32
@@ -37,7 +37,7 @@ def _write_positions(config, head):
 FAMILY = Family(
     "mpnet",
     "MPNetConfig",
-    standard_heads(
+    encoder_heads(
         "MPNetModel MPNetForMaskedLM MPNetForSequenceClassification MPNetForMultipleChoice "
         "MPNetForTokenClassification MPNetForQuestionAnswering",
         ROBERTA_ROWS,

@@ -18,6 +18,7 @@ from ..values import NotExpressible
 from .bamba import SCAN, scan_rules, twice_the_width
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
+from .fresh import few_full
 from .shared import LLAMA, fields_without
 
 FULL = "full_attention"
@@ -105,15 +106,12 @@ class TurnsNames(DecoderNames):
         return rules
 
 
-def in_turns(settings: dict) -> list[Any]:
-    """The layers of a fresh model: each fourth one has keys, as the last one has."""
-    count = settings["num_hidden_layers"]
-    return [SCAN if layer % 4 and layer < count else FULL for layer in range(1, count + 1)]
+IN_TURNS = few_full(4, SCAN)
 
 
 def some_networks(settings: dict) -> list[Any]:
     """The networks of a fresh model: a state space before attention is without one."""
-    kinds = [*in_turns(settings), None]
+    kinds = [*IN_TURNS(settings), None]
     return [kind == FULL or after != FULL for kind, after in itertools.pairwise(kinds)]
 
 
@@ -124,7 +122,7 @@ FAMILY = Family(
     structure={**LLAMA, "position_type": "none", "gated_mlp": False, "hidden_act": "relu2"},
     fresh={
         "rope_parameters": None,
-        "layer_types": in_turns,
+        "layer_types": IN_TURNS,
         "mlp_layers": some_networks,
         "mamba_n_heads": twice_the_width,
         "mamba_step_min": 0.001,

@@ -14,7 +14,7 @@ from ..rules.table import Rule, module_rules
 from ..values import Rope, RopeOfText, StatesByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .fresh import rotary
+from .fresh import few_full, rotary
 from .further import LIKE_QWEN, LIKE_QWEN_3_5
 from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
@@ -27,13 +27,7 @@ LAYER |= {**MLP, **NORMS, **Q_AND_K_NORM, **SAME}
 PARTS = ("in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z")
 
 
-def every_fourth(settings: dict) -> list:
-    """The layers of a fresh model, of which the last one has keys, too: these count a text's tokens."""
-    count = settings["num_hidden_layers"]
-    return ["linear_attention" if layer % 4 and layer < count else "full_attention" for layer in range(1, count + 1)]
-
-
-FRESH = {**rotary(10_000_000.0, 0.25), "layer_types": every_fourth}
+FRESH = {**rotary(10_000_000.0, 0.25), "layer_types": few_full(4, "linear_attention")}
 
 
 def sizes_of(config: PretrainedConfig) -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ from .base import Family
 from .bert import FRESH as BERT_FRESH
 from .bert import LAYER, NAMES, STRUCTURE
 from .bert_like import EMBEDDING_NORM, EncoderNames, EncoderSettings
-from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
+from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, encoder_heads
 
 FRESH = {
     **BERT_FRESH,
@@ -73,7 +73,7 @@ def roberta(
     return Family(
         name,
         config_class,
-        standard_heads(classes, ROBERTA_ROWS),
+        encoder_heads(classes, ROBERTA_ROWS),
         structure=structure,
         fresh={**FRESH, **fresh},
         names=EncoderNames(**{**NAMES, "root": "roberta.", "language_model": LANGUAGE_MODEL, **names}),

@@ -13,10 +13,10 @@ from blockformer.model.axes import is_number
 from ..storage.modules import ModulesInFiles
 from ..values import Computed, HeadDim, Rope
 from .base import Family
-from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
+from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL
 from .bert import STRUCTURE as BERT_STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
+from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, encoder_heads
 from .former import Former
 from .fresh import rotary
 from .roberta import FRESH as ROBERTA_FRESH
@@ -77,10 +77,7 @@ def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
 GTE = Family(
     "gte",
     "GteConfig",
-    standard_heads(
-        "GteModel GteForMaskedLM GteForSequenceClassification GteForTokenClassification",
-        POOLED_ROWS,
-    ),
+    "GteModel GteForMaskedLM GteForSequenceClassification GteForTokenClassification",
     structure={**STRUCTURE, "gated_mlp": True, "mlp_bias": "down"},
     fresh={
         **FRESH,
@@ -139,10 +136,7 @@ GTE = Family(
 NOMIC = Family(
     "nomic_bert",
     "NomicBertConfig",
-    standard_heads(
-        "NomicBertModel NomicBertForMaskedLM NomicBertForSequenceClassification NomicBertForTokenClassification",
-        POOLED_ROWS,
-    ),
+    "NomicBertModel NomicBertForMaskedLM NomicBertForSequenceClassification NomicBertForTokenClassification",
     structure={**STRUCTURE, **dict.fromkeys(ALL_BIASES, False), "gated_mlp": True},
     fresh={
         **FRESH,
@@ -208,7 +202,7 @@ NOMIC = Family(
 JINA = Family(
     "jina_embeddings_v3",
     "JinaEmbeddingsV3Config",
-    standard_heads(
+    encoder_heads(
         "JinaEmbeddingsV3Model JinaEmbeddingsV3ForMaskedLM "
         "JinaEmbeddingsV3ForSequenceClassification JinaEmbeddingsV3ForTokenClassification "
         "JinaEmbeddingsV3ForQuestionAnswering",

@@ -8,7 +8,7 @@ E experts, C hidden size, I inner width of an expert.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from ..rules.operations import Identity, LeadingAxis
 from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
-from ..storage.variant import CheckpointVariant
+from ..storage.spelling import Alternative
 from ..values import Computed, NotExpressible
 from .decoder import DecoderNames
 from .oracle import Oracle, wrong_before
@@ -67,24 +67,10 @@ class ExpertNames(DecoderNames):
     usual_fields = {**FIELDS, **EXPERT_FIELDS}
     oracle = Oracle(not_runnable=_wrong_groups)
 
-    @property
-    def own_traits(self):
-        """See `Names.own_traits`."""
-        return super().own_traits | {STACKED}
-
-    def variant_of(self, official, names=None, read=None):
-        """See `Names.variant_of`."""
-        variant = super().variant_of(official, names, read)
-        if self.published is not None and any(name.endswith(".experts.down_proj") for name in names or ()):
-            return replace(variant, traits=variant.traits | {STACKED})
-        return variant
-
-    def variant_for(self, config, earlier: CheckpointVariant | None = None):
-        """See `Names.variant_for`."""
-        variant = super().variant_for(config, earlier)
-        if earlier is None or earlier.head != variant.head:
-            return variant
-        return replace(variant, traits=variant.traits | earlier.traits & {STACKED})
+    def alternatives(self, head):
+        """See `Names.alternatives`."""
+        stacked = [] if self.published is None else [Alternative(STACKED, ends=(".experts.down_proj",))]
+        return [*super().alternatives(head), stacked]
 
     def storage(self, variant, config):
         """See `Names.storage`."""

@@ -8,38 +8,3 @@ from .rotary import AXES, Rope, RopeByLayerType, RopeOfText, RotaryPart, only_sl
 from .scalars import Factor, Flag, InnerSize, invert_power, roundest
 from .states import ScansByLayer, StatesByLayer
 from .windows import Window
-
-__all__ = [
-    "AXES",
-    "DROPOUTS",
-    "NOT_PRUNED",
-    "PRUNED_HEADS",
-    "RELATIVE",
-    "SIDE",
-    "TOKENS",
-    "TOKEN_TYPES",
-    "Computed",
-    "EncoderPositions",
-    "Factor",
-    "Flag",
-    "HeadDim",
-    "InnerSize",
-    "NotExpressible",
-    "Official",
-    "Pooler",
-    "Rope",
-    "RopeByLayerType",
-    "RopeOfText",
-    "RotaryPart",
-    "ScansByLayer",
-    "StatesByLayer",
-    "Value",
-    "Window",
-    "common_entries",
-    "constants",
-    "invert_power",
-    "only_sliding_layers_rotate",
-    "part_of",
-    "roundest",
-    "token_or_none",
-]

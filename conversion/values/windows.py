@@ -20,8 +20,8 @@ class Window:
     def read(self, official):
         """See `Value.read`."""
         config = official.config
-        window, types = (getattr(config, name, None) for name in ("sliding_window", "layer_types"))
-        if "layer_types" not in self.known:
+        window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+        if types is None or "layer_types" not in self.known:
             usual = FULL if window is None else SLIDING
             if types is not None and set(types) != {usual}:
                 raise ConversionError(
