@@ -2,7 +2,7 @@
 
 from ..values import Computed, only_sliding_layers_rotate
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderSettings
 from .fresh import every, rotary
 from .shared import LLAMA
 
@@ -24,6 +24,5 @@ FAMILY = Family(
     "Exaone4ForTokenClassification Exaone4ForQuestionAnswering",
     structure={**LLAMA, "norm_placement": "output", "qk_norm": True},
     fresh={**rotary(1_000_000.0), **every(4, 4096), **every(4), "norm_eps": 1e-5},
-    names=DecoderNames(),
     settings=DecoderSettings(computed=[Computed(read_rotating, write_rotating)]),
 )

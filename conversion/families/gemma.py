@@ -84,7 +84,6 @@ GEMMA = Family(
     "GemmaForCausalLM GemmaModel GemmaForSequenceClassification GemmaForTokenClassification",
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH},
-    names=DecoderNames(),
     settings=DecoderSettings(computed=[SCALE], unsupported=FORWARD),
 )
 GEMMA2 = Family(
@@ -93,7 +92,6 @@ GEMMA2 = Family(
     "Gemma2ForCausalLM Gemma2Model Gemma2ForSequenceClassification Gemma2ForTokenClassification",
     structure={**STRUCTURE, "norm_placement": "pre_output"},
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 4096)},
-    names=DecoderNames(),
     settings=DecoderSettings(
         fields=CAPS,
         computed=[SCALE, SCORES],
@@ -106,7 +104,6 @@ GEMMA3 = Family(
     "Gemma3ForCausalLM Gemma3TextModel Gemma3TextForSequenceClassification",
     structure={**STRUCTURE, "norm_placement": "pre_output", "qk_norm": True},
     fresh={**FRESH, **every(6, 512), **by_type(1_000_000.0, 10_000.0)},
-    names=DecoderNames(),
     settings=DecoderSettings(
         fields={"final_logit_softcapping": "final_logit_softcapping"},
         rope=RopeByLayerType(),

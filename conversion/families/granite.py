@@ -4,7 +4,7 @@ from typing import Any
 
 from ..values import Computed, Factor, invert_power
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderSettings
 from .fresh import rotary
 from .shared import LLAMA
 
@@ -34,6 +34,5 @@ FAMILY = Family(
     "GraniteForCausalLM GraniteModel",
     structure=LLAMA,
     fresh=FRESH,
-    names=DecoderNames(),
     settings=DecoderSettings(**SETTINGS),
 )

@@ -1,7 +1,6 @@
 """Jais 2 (Inception, 2025): Llama with layer norms, and squared ReLU without a gate."""
 
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
 from .shared import ROTARY_GPT
 
@@ -11,6 +10,4 @@ FAMILY = Family(
     "Jais2ForCausalLM Jais2Model",
     structure=ROTARY_GPT,
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},
-    names=DecoderNames(),
-    settings=DecoderSettings(),
 )

@@ -2,7 +2,7 @@
 
 from ..values import Rope
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderSettings
 from .fresh import rotary
 from .shared import ALL_BIASES, ROTARY_GPT
 
@@ -13,7 +13,6 @@ FAMILY = Family(
     "NemotronForTokenClassification NemotronForQuestionAnswering",
     structure={**ROTARY_GPT, "norm_weight": "zero_centered"},
     fresh={**rotary(10_000.0, 0.5), **dict.fromkeys(ALL_BIASES, False), "hidden_act": "relu2", "norm_eps": 1e-5},
-    names=DecoderNames(),
     settings=DecoderSettings(
         reads_whole=False,
         rope=Rope(by_part=True),

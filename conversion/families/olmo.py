@@ -26,8 +26,6 @@ OLMO2 = Family(
     "Olmo2ForCausalLM Olmo2Model Olmo2ForSequenceClassification",
     structure=STRUCTURE,
     fresh=rotary(500_000.0),
-    names=DecoderNames(),
-    settings=DecoderSettings(),
 )
 OLMO3 = Family(
     "olmo3",
@@ -35,6 +33,5 @@ OLMO3 = Family(
     "Olmo3ForCausalLM Olmo3Model Olmo3ForSequenceClassification",
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},
-    names=DecoderNames(),
     settings=DecoderSettings(rope=RopeByLayerType()),
 )

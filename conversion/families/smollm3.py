@@ -2,7 +2,7 @@
 
 from ..values import Computed
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderSettings
 from .fresh import every, rotary
 from .shared import LLAMA
 
@@ -26,7 +26,6 @@ FAMILY = Family(
     "SmolLM3ForTokenClassification SmolLM3ForQuestionAnswering",
     structure=LLAMA,
     fresh={**rotary(2_000_000.0), **every(4), "tie_word_embeddings": True},
-    names=DecoderNames(),
     settings=DecoderSettings(
         computed=[Computed(read_rotating, write_rotating)],
     ),
