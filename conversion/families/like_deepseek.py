@@ -95,11 +95,7 @@ EXAONE_MOE = Family(
     "exaone_moe",
     "ExaoneMoeConfig",
     "ExaoneMoeForCausalLM ExaoneMoeModel",
-    structure={
-        **LLAMA,
-        "qk_norm": True,
-        **FLOAT32_ROUTER,
-    },
+    structure={**LLAMA, "qk_norm": True, **FLOAT32_ROUTER},
     fresh={
         **rotary(1_000_000.0),
         **every(4, 128),
@@ -145,11 +141,7 @@ HY_V3 = Family(
     "hy_v3",
     "HYV3Config",
     "HYV3ForCausalLM HYV3Model",
-    structure={
-        **LLAMA,
-        "qk_norm": True,
-        **FLOAT32_ROUTER,
-    },
+    structure={**LLAMA, "qk_norm": True, **FLOAT32_ROUTER},
     fresh={
         **rotary(11_158_840.0),
         **FINE,

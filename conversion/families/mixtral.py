@@ -36,8 +36,7 @@ MINIMAX_M2 = Family(
     structure={**LLAMA, "qk_norm": "projection", **SIGMOID_ROUTER},
     fresh={**rotary(5_000_000.0, 0.5), **FINE},
     names=ExpertNames(
-        published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2")),
-        bias_of_choice="e_score_correction_bias",
+        published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2")), bias_of_choice="e_score_correction_bias"
     ),
     settings=DecoderSettings(
         fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},

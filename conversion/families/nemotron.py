@@ -13,8 +13,5 @@ FAMILY = Family(
     "NemotronForTokenClassification NemotronForQuestionAnswering",
     structure={**ROTARY_GPT, "norm_weight": "zero_centered"},
     fresh={**rotary(10_000.0, 0.5), **dict.fromkeys(ALL_BIASES, False), "hidden_act": "relu2", "norm_eps": 1e-5},
-    settings=DecoderSettings(
-        reads_whole=False,
-        rope=Rope(by_part=True),
-    ),
+    settings=DecoderSettings(reads_whole=False, rope=Rope(by_part=True)),
 )

@@ -21,10 +21,7 @@ QWEN2_MOE = Family(
     structure={**LLAMA, "attention_bias": True, "shared_expert_gate": True},
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 1536, "norm_topk_prob": False},
     names=ExpertNames(sparse={**SHARED, "shared_expert_gate": "shared_expert_gate"}),
-    settings=DecoderSettings(
-        fields={"qkv_bias": "attention_bias"},
-        computed=(SPARSE_STEP,),
-    ),
+    settings=DecoderSettings(fields={"qkv_bias": "attention_bias"}, computed=(SPARSE_STEP,)),
 )
 
 
@@ -37,10 +34,7 @@ QWEN3_MOE = Family(
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(1_000_000.0), **FINE},
     names=ExpertNames(),
-    settings=DecoderSettings(
-        fields={"num_experts": "num_experts"},
-        computed=(SPARSE_STEP,),
-    ),
+    settings=DecoderSettings(fields={"num_experts": "num_experts"}, computed=(SPARSE_STEP,)),
 )
 
 
@@ -49,22 +43,12 @@ FLINT = Family(
     "flint",
     "FlintConfig",
     "FlintForCausalLM FlintModel",
-    structure={
-        **LLAMA,
-        "qk_norm": True,
-        "attention_sinks": True,
-        "router_score": "sigmoid",
-        "router_float32": True,
-    },
+    structure={**LLAMA, "qk_norm": True, "attention_sinks": True, "router_score": "sigmoid", "router_float32": True},
     fresh={**rotary(10_000.0), **every(4, 513), **every(4), **FINE, "shared_expert_intermediate_size": 384},
     names=ExpertNames(
-        more_rules=sinks,
-        sparse=SHARED,
-        spellings=[Ending({"self_attn.softmax_offset": "self_attn.sinks"})],
+        more_rules=sinks, sparse=SHARED, spellings=[Ending({"self_attn.softmax_offset": "self_attn.sinks"})]
     ),
-    settings=DecoderSettings(
-        computed=(SPARSE_STEP, Computed(only_sliding_layers_rotate)),
-    ),
+    settings=DecoderSettings(computed=(SPARSE_STEP, Computed(only_sliding_layers_rotate))),
 )
 
 

@@ -18,7 +18,5 @@ FAMILY = Family(
         "tie_word_embeddings": True,
     },
     names=DecoderNames(layer={**ATTENTION, **NORMS, "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
-    settings=DecoderSettings(
-        fields={"use_bias": ALL_BIASES},
-    ),
+    settings=DecoderSettings(fields={"use_bias": ALL_BIASES}),
 )
