@@ -28,10 +28,7 @@ def scan_rules(config: PretrainedConfig, module: str = "mamba") -> list[Rule]:
     values, keys = config.mamba_n_heads * config.mamba_d_head, config.mamba_n_groups * config.mamba_d_state
     parts = Split(0, (values, values, keys, keys, config.mamba_n_heads))
     return [
-        *(
-            Rule(f"{module}.in_proj.{kind}", tuple(f"{name}.{kind}" for name in MAPS), parts)
-            for kind in ("weight", "bias")
-        ),
+        *module_rules({f"{module}.in_proj": MAPS}, parts),
         *(Rule(f"{module}.{name}", f"self_attn.{name}") for name in SAME),
         *module_rules({f"{module}.out_proj": "self_attn.out_proj"}),
     ]

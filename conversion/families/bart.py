@@ -22,7 +22,7 @@ from ..rules.operations import LeadingAxis, Shape
 from ..rules.table import Rule, module_rules
 from ..rules.ties import check_tied
 from ..storage.variant import CheckpointVariant
-from ..values import Computed, NotExpressible, Value, constants
+from ..values import NotExpressible, RootOfWidth, Value, constants
 from .base import Family
 from .encoder_decoder import (
     DECODER,
@@ -97,12 +97,7 @@ def stack_rules(stack: str, config: PretrainedConfig) -> list[Rule]:
     return module_rules(modules) + ([Rule(table, table)] if config.position_type == "learned" else [])
 
 
-def _read_scale(official):
-    config = official.config
-    return {"embedding_scale": config.d_model**0.5 if config.scale_embedding else None}
-
-
-SCALE = Computed(_read_scale, lambda config, head: {"scale_embedding": config.embedding_scale is not None})
+SCALE = RootOfWidth("scale_embedding")
 NO_FORCED_END = constants(forced_eos_token_id=None)
 """Ours is a generation setting, which lies in another file."""
 

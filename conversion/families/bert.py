@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..values import TOKEN_TYPES, EncoderPositions
+from ..values import TOKEN_TYPES, Computed, EncoderPositions
 from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import LanguageModelNames
@@ -72,7 +72,7 @@ LANGUAGE_MODEL = LanguageModelNames(
 )
 
 PRESETS = {"bert-decoder": Preset("decoder", {**STRUCTURE, **FRESH})}
-FAMILY = Family(
+BERT = Family(
     "bert",
     "BertConfig",
     "BertModel BertForMaskedLM BertForSequenceClassification BertForMultipleChoice "
@@ -82,4 +82,35 @@ FAMILY = Family(
     fresh={**FRESH, "pooler_act": "tanh"},
     names=EncoderNames(root="bert.", **NAMES, language_model=LANGUAGE_MODEL),
     settings=EncoderSettings(positions=POSITIONS, computed=[TOKEN_TYPES]),
+)
+
+
+# ERNIE 1 to 3 (Sun et al., 2019 to 2021): BERT, whose embeddings may say the task too.
+def _read_tasks(official):
+    config = official.config
+    return {"task_type_vocab_size": config.task_type_vocab_size if config.use_task_id else 0}
+
+
+def _write_tasks(config, head):
+    count = config.task_type_vocab_size
+    return {"use_task_id": count > 0, **({"task_type_vocab_size": count} if count else {})}
+
+
+ERNIE = Family(
+    "ernie",
+    "ErnieConfig",
+    "ErnieModel ErnieForMaskedLM ErnieForSequenceClassification ErnieForMultipleChoice "
+    "ErnieForTokenClassification ErnieForQuestionAnswering ErnieForCausalLM "
+    "ErnieForPreTraining ErnieForNextSentencePrediction",
+    structure=STRUCTURE,
+    fresh={**FRESH, "pooler_act": "tanh", "task_type_vocab_size": 3},
+    names=EncoderNames(
+        root="ernie.",
+        **{**NAMES, "embeddings": {**EMBEDDINGS, "embeddings.task_type_embeddings": "embed_task_types"}},
+        language_model=LANGUAGE_MODEL,
+    ),
+    settings=EncoderSettings(
+        positions=POSITIONS,
+        computed=[TOKEN_TYPES, Computed(_read_tasks, _write_tasks)],
+    ),
 )

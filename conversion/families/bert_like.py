@@ -306,10 +306,7 @@ class EncoderNames(Names[EncoderHead]):
             return module_rules({theirs: parts})
         heads = config.num_attention_heads * config.head_dim
         rows = tuple(heads if part.startswith("self_attn.") else config.intermediate_size for part in parts)
-        return [
-            Rule(f"{theirs}.{kind}", tuple(f"{part}.{kind}" for part in parts), Split(0, rows))
-            for kind in ("weight", "bias")
-        ]
+        return module_rules({theirs: parts}, Split(0, rows))
 
     def _language_model_rules(self, variant: CheckpointVariant, ignored: list[str]) -> list[Rule]:
         names = self.language_model

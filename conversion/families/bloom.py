@@ -5,7 +5,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import four_widths
-from .gpt_neox import by_head
+from .gpt_neox import NETWORK, by_head
 from .shared import GPT, NORMS, QKV
 
 
@@ -30,8 +30,7 @@ FAMILY = Family(
         layer={
             "self_attention.query_key_value": QKV,
             "self_attention.dense": "self_attn.o_proj",
-            "mlp.dense_h_to_4h": "mlp.up_proj",
-            "mlp.dense_4h_to_h": "mlp.down_proj",
+            **NETWORK,
             **NORMS,
         },
         outer={"word_embeddings": "embed_tokens", "word_embeddings_layernorm": "embedding_norm", "ln_f": "norm"},

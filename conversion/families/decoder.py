@@ -16,7 +16,7 @@ from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Reversible, Split
 from ..rules.patterns import tuple_of
-from ..rules.table import Rule, RuleTable
+from ..rules.table import Rule, RuleTable, module_rules
 from ..storage import awq
 from ..storage.low_bits import FIELD
 from ..storage.variant import CheckpointVariant
@@ -221,9 +221,7 @@ class DecoderNames(Names[Head]):
         for official, names in modules.items():
             parts = (names,) if isinstance(names, str) else names
             op = self._in_pairs(config, parts, self._split(config, parts))
-            for kind in ("weight", "bias"):
-                targets = tuple(f"{ours}{part}.{kind}" for part in parts)
-                rules.append(Rule(f"{theirs}{official}.{kind}", targets if len(targets) > 1 else targets[0], op))
+            rules += [rule.under(theirs, ours) for rule in module_rules({official: names}, op)]
         return rules
 
     def _split(self, config: PretrainedConfig, parts: tuple[str, ...]) -> Reversible:

@@ -13,6 +13,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .gpt_neox import NETWORK
 from .shared import ALL_BIASES, QKV, ROTARY_GPT
 
 
@@ -89,8 +90,7 @@ FAMILY = Family(
         layer={
             "self_attention.query_key_value": QKV,
             "self_attention.dense": "self_attn.o_proj",
-            "mlp.dense_h_to_4h": "mlp.up_proj",
-            "mlp.dense_4h_to_h": "mlp.down_proj",
+            **NETWORK,
         },
         more_rules=norm_rules,
         outer={"word_embeddings": "embed_tokens", "ln_f": "norm"},

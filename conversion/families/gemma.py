@@ -6,7 +6,7 @@ windows, soft caps and, except in VaultGemma, a norm before and after each sub-l
 
 from blockformer.files.errors import ConversionError
 
-from ..values import Computed, NotExpressible, RopeByLayerType, invert_power
+from ..values import Computed, RootOfWidth, RopeByLayerType, invert_power
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, root_of_width, rotary
@@ -17,14 +17,7 @@ FRESH = {"hidden_act": "gelu_pytorch_tanh", "embedding_scale": root_of_width, "t
 FRESH_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
-def check_scale(config, head):
-    """The factor of the embeddings follows from the width."""
-    if config.embedding_scale != config.hidden_size**0.5:
-        raise NotExpressible("embedding_scale", f"{config.hidden_size**0.5} (the root of the width)")
-    return {}
-
-
-SCALE = Computed(lambda official: {"embedding_scale": official.config.hidden_size**0.5}, check_scale)
+SCALE = RootOfWidth()
 FORWARD = {"use_bidirectional_attention": (None, False)}
 """A decoder looks back."""
 CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}

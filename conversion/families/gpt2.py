@@ -43,6 +43,8 @@ FRESH = {
 NORMS = {"ln_1": "self_attn_pre_norm", "ln_2": "mlp_pre_norm"}
 OUTER = {"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"}
 LAYER = ("h.{layer}.", "layers.{layer}.")
+MASKS = ["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"]
+"""What the first checkpoints hold of each layer's attention, and is computed today."""
 LINEAR = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}
 SUMMARY = (
     "summary_type",
@@ -156,7 +158,7 @@ FAMILY = Family(
         layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
         outer=OUTER,
         layers=LAYER[0],
-        ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
+        ignored=MASKS,
         refused={
             "GPT2DoubleHeadsModel": "it has two heads at once, and the second reads the token that a caller points at; "
             "for its language model, load it as GPT2LMHeadModel in transformers and save that"

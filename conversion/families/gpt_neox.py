@@ -16,6 +16,10 @@ HEAD = Ending({"embed_out.weight": "lm_head.weight"})
 """The language model head: in every checkpoint, and in the class of the newest releases."""
 
 
+NETWORK = {"mlp.dense_h_to_4h": "mlp.up_proj", "mlp.dense_4h_to_h": "mlp.down_proj"}
+"""Official module of the feed-forward network -> ours."""
+
+
 def by_head(config, rows):
     """Queries, keys and values of each head side by side."""
     return Split(0, rows, config.num_attention_heads)
@@ -36,8 +40,7 @@ FAMILY = Family(
         layer={
             "attention.query_key_value": QKV,
             "attention.dense": "self_attn.o_proj",
-            "mlp.dense_h_to_4h": "mlp.up_proj",
-            "mlp.dense_4h_to_h": "mlp.down_proj",
+            **NETWORK,
             **NORMS,
         },
         outer={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
@@ -52,5 +55,31 @@ FAMILY = Family(
     settings=DecoderSettings(
         rope=Rope(by_part=True),
         computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],
+    ),
+)
+
+
+# Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns.
+PERSIMMON = Family(
+    "persimmon",
+    "PersimmonConfig",
+    "PersimmonForCausalLM PersimmonModel PersimmonForSequenceClassification PersimmonForTokenClassification",
+    structure=ROTARY_GPT,
+    fresh={**rotary(25_000.0, 0.5), "hidden_act": "relu2", "qk_norm": True, "norm_eps": 1e-5},
+    names=DecoderNames(
+        layer={
+            "self_attn.query_key_value": QKV,
+            "self_attn.dense": "self_attn.o_proj",
+            "self_attn.q_layernorm": "self_attn.q_norm",
+            "self_attn.k_layernorm": "self_attn.k_norm",
+            **NETWORK,
+            **NORMS,
+        },
+        outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
+        split=by_head,
+    ),
+    settings=DecoderSettings(
+        rope=Rope(by_part=True),
+        computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
     ),
 )

@@ -10,6 +10,14 @@ from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .shared import ALL_BIASES, GPT, QKV
 
+MODULES = {
+    **{name: name for name in QKV},
+    "self_attn.out_proj": "self_attn.o_proj",
+    "fc1": "mlp.up_proj",
+    "fc2": "mlp.down_proj",
+}
+"""Official module of a layer -> ours, of those that are no norm."""
+
 
 def read_norms(official):
     """Norms before or after the sub-layers, perhaps without weights."""
@@ -63,12 +71,7 @@ FAMILY = Family(
     structure={**GPT, "position_type": "learned", "position_offset": 2, "norm_eps": 1e-5},
     fresh={"hidden_act": "relu", "tie_word_embeddings": True},
     names=DecoderNames(
-        layer={
-            **{name: name for name in QKV},
-            "self_attn.out_proj": "self_attn.o_proj",
-            "fc1": "mlp.up_proj",
-            "fc2": "mlp.down_proj",
-        },
+        layer=MODULES,
         more_rules=norm_rules,
         outer={
             "embed_tokens": "embed_tokens",
