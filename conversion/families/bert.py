@@ -1,4 +1,7 @@
-"""BERT (Devlin et al., 2019): every token sees the whole text; also as a decoder, with cross-attention or without."""
+"""BERT (Devlin et al., 2019): every token sees the whole text; also as a decoder, with cross-attention or without.
+
+ERNIE (Sun et al., 2019 to 2021) is BERT with one more kind of embedding.
+"""
 
 from typing import Any
 

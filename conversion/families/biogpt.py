@@ -1,4 +1,7 @@
-"""BioGPT (Luo et al., 2022): OPT's positions and norms, and embeddings that may be scaled by the root of the width."""
+"""BioGPT (Luo et al., 2022): OPT's positions and norms, and embeddings that may be scaled by the root of the width.
+
+XGLM (Lin et al., 2022) has its norms and scale.
+"""
 
 from dataclasses import replace
 

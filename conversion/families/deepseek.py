@@ -1,7 +1,7 @@
 """DeepSeek-V2 (DeepSeek-AI, 2024), DeepSeek-V3 and R1 (2025): latent attention, experts in groups, dense first layers.
 
 The last channels of each head turn, in neighbouring pairs; ours come first. Checkpoints of V3 hold a layer after the
-last one, which predicts one token more, and have linear maps of 8 bits (`storage/fp8.py`).
+last one, which predicts one token more, and have linear maps of 8 bits (`storage/fp8.py`). Others have its attention.
 """
 
 import math

@@ -1,6 +1,6 @@
 """GPT-NeoX and Pythia (Black et al., 2022): parallel sub-layers, rotation of a part of each head.
 
-Queries, keys and values of a head are side by side in one matrix.
+Queries, keys and values of a head are side by side in one matrix, as in Persimmon (Adept, 2023).
 """
 
 from ..rules.operations import Split

@@ -44,7 +44,10 @@ NAMES: tuple[str, ...] = (
     *("plbart", "blenderbot", "pegasus", "m2m_100"),
     *ONE_STACK,
 )
-"""All official families. On the way out the first that can express a config is taken: it demands the most."""
+"""All official families. On the way out the first that can express a config is taken: it demands the most.
+
+Which there are and which goes first is one list, so that no family can be in one and missing in the other.
+"""
 MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 """Families whose official `model_type` is not their name."""
 FORMER_TYPES = {"new": "gte"}
