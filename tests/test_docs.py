@@ -181,10 +181,13 @@ def test_the_page_of_fields_is_what_the_code_says():
 
 @pytest.mark.parametrize("name", ["add-a-family.md", "zh/add-a-family.md"])
 def test_the_family_that_is_added_on_the_page_is_the_one_that_is_there(name):
-    table, rows = fences(ROOT / "docs" / name, "python")
+    table, unusual, rows = fences(ROOT / "docs" / name, "python")
     text = (ROOT / "tests/conversion/test_decoder_families.py").read_text(encoding="utf-8")
     assert all(line in text for line in rows.splitlines())
-    assert table == (ROOT / "conversion/families/jais2.py").read_text(encoding="utf-8")
+    families = ROOT / "conversion/families"
+    assert table == (families / "jais2.py").read_text(encoding="utf-8")
+    starcoder2 = (families / "starcoder2.py").read_text(encoding="utf-8")
+    assert all(line in starcoder2 for line in unusual.splitlines())
 
 
 def test_links_of_every_page_lead_somewhere():

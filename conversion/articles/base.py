@@ -48,7 +48,6 @@ POSITIVE: Kind = ("a number above 0", lambda value: _is_number(value) and value 
 TOKEN: Kind = ("a token, 0 or more", lambda value: type(value) is int and 0 <= value < 2**63)
 TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), TOKEN)
 TARGET_TOKENS = {**TOKENS, "decoder_start_token_id": TOKEN}
-KINDS = ("weight", "bias")
 PROJECTIONS = (
     ("W_query", "W_key", "W_value"),
     ("W_q", "W_k", "W_v"),
@@ -308,11 +307,6 @@ def one_of(groups: Collection[tuple[str, ...]], found: Collection[str], what: st
         f"{what}: found {', '.join(map(shown, sorted(found)))}; expected one of:"
         f"{listed(' '.join(group) for group in groups)}"
     )
-
-
-def both(theirs: str, ours: str) -> list[Rule]:
-    """Rules for a module's weight and bias."""
-    return [Rule(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in KINDS]
 
 
 def token_ids(settings: Mapping[str, Any]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..families.fresh import root_of_width
-from ..rules.table import RuleTable
+from ..rules.table import RuleTable, module_rules
 from .base import (
     BOTH_STACKS,
     FLAG,
@@ -14,7 +14,6 @@ from .base import (
     TARGET_TOKENS,
     Article,
     ArticleFamily,
-    both,
     projections,
     spelled,
     target_ids,
@@ -85,7 +84,7 @@ class ArticleEncoderDecoder(Article):
         attention = {theirs: ours for ours, theirs in spelled(variant.traits).items()}
         modules = {"mlp": {"linear_1": "up_proj", "linear_2": "down_proj"}}
         rules, copies = self.embedding_rules(variant)
-        rules += both(HEAD, "lm_head")[1:]
+        rules += module_rules({HEAD: "lm_head"})[1:]
         for stack in ("encoder", "decoder"):
             rules += norm_rules(f"{stack}.norm", f"model.{stack}.norm", variant, config)
             here, there = f"{stack}.layers.{{layer}}.", f"model.{stack}.layers.{{layer}}."
@@ -94,7 +93,7 @@ class ArticleEncoderDecoder(Article):
                 norm = (f"{here}residual_connections.{index}.norm", f"{there}{ours}_pre_norm")
                 rules += norm_rules(*norm, variant, config)
                 for linear, name in modules.get(ours, attention).items():
-                    rules += both(f"{here}{theirs}.{linear}", f"{there}{ours}.{name}")
+                    rules += module_rules({f"{here}{theirs}.{linear}": f"{there}{ours}.{name}"})
         return RuleTable(rules, ignored=[*copies, "src_pos.pe", "tgt_pos.pe"])
 
     def our_settings(self, settings, traits):

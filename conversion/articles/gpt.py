@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..families.gpt2 import FRESH as GPT2_FRESH
-from ..rules.table import Rule, RuleTable
+from ..rules.table import Rule, RuleTable, module_rules
 from .base import (
     FLAG,
     POSITIVE,
@@ -13,7 +13,6 @@ from .base import (
     TOKENS,
     Article,
     ArticleFamily,
-    both,
     projections,
     spelled,
     token_ids,
@@ -68,7 +67,7 @@ class ArticleGPT(Article):
         rules, copies = self.embedding_rules(variant)
         rules += [
             Rule("position_embedding.weight", "model.embed_positions.weight"),
-            *(rule for names in linear.items() for rule in both(block + names[0], layer + names[1])),
+            *module_rules({block + theirs: layer + ours for theirs, ours in linear.items()}),
             *(
                 rule
                 for names in {**norms, "layer_norm": "model.norm"}.items()

@@ -12,7 +12,7 @@ from blockformer.publishing.repo_code import EXTRA_CODE
 
 from ..families.fresh import four_widths
 from ..families.preset import Preset
-from ..rules.table import RuleTable
+from ..rules.table import RuleTable, module_rules
 from .base import (
     BOTH_STACKS,
     FLAG,
@@ -24,7 +24,6 @@ from .base import (
     Article,
     ArticleFamily,
     Kind,
-    both,
     target_ids,
 )
 from .buffers import causal, sinusoid
@@ -145,16 +144,16 @@ class ArticleTransformer(Article):
         rules, ignored = self.embedding_rules(variant)
         ignored += ["transformer.wpe.pe"]
         for stack, parts in SUBLAYERS.items():
-            rules += both(f"transformer.{stack}.norm", f"model.{stack}.norm")
+            rules += module_rules({f"transformer.{stack}.norm": f"model.{stack}.norm"})
             here, there = f"transformer.{stack}.layers.{{layer}}.", f"model.{stack}.layers.{{layer}}."
             placement = config.placement_of(stack == "decoder")
             for part, norm, ours in parts:
                 (slot,) = norm_slots(config, placement, ours)
-                rules += both(here + norm, f"{there}{ours}_{slot}_norm")
+                rules += module_rules({here + norm: f"{there}{ours}_{slot}_norm"})
                 if ours != "mlp":
                     ignored.append(f"{here}{part}.bias")
                 for theirs, name in (MLP if ours == "mlp" else ATTENTION).items():
-                    rules += both(f"{here}{part}.{theirs}", f"{there}{ours}.{name}")
+                    rules += module_rules({f"{here}{part}.{theirs}": f"{there}{ours}.{name}"})
         return RuleTable(rules, ignored=ignored)
 
     def our_settings(self, settings, traits):

@@ -3,28 +3,12 @@
 Only layers with a window rotate. Embeddings may be scaled by the root of the width.
 """
 
-from typing import Any
-
-from transformers import PretrainedConfig
-
-from ..values import Computed, NotExpressible, WindowByLayer, only_sliding_layers_rotate
+from ..values import Computed, RootOfWidth, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import every, root_of_width, rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, Q_AND_K_NORM
+from .shared import ATTENTION, LLAMA, MLP, Q_AND_K_NORM
 from .with_experts import FINE, SHARED_EXPERTS, SIGMOID_ROUTER, ExpertNames, first_dense, shared_experts
-
-
-def _read_scale(official) -> dict[str, Any]:
-    return {"embedding_scale": official.config.hidden_size**0.5 if official.config.mup_enabled else None}
-
-
-def _write_scale(config: PretrainedConfig, head: Any) -> dict[str, Any]:
-    root = config.hidden_size**0.5
-    if config.embedding_scale not in (None, root):
-        raise NotExpressible("embedding_scale", f"None or {root} (the root of the width)", config.embedding_scale)
-    return {"mup_enabled": config.embedding_scale is not None}
-
 
 FAMILY = Family(
     "afmoe",
@@ -63,19 +47,13 @@ FAMILY = Family(
         bias_of_choice="expert_bias",
     ),
     settings=DecoderSettings(
-        fields={
-            **{name: name for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
-            "route_scale": "routed_scaling_factor",
-            "attention_bias": ALL_ATTENTION_BIASES,
-        },
-        window=WindowByLayer(by_flag=False),
+        fields={"route_scale": "routed_scaling_factor"},
         without_effect=["output_router_logits"],
         computed=(
             shared_experts("num_shared_experts"),
             first_dense("num_dense_layers"),
-            Computed(_read_scale, _write_scale),
+            RootOfWidth("mup_enabled"),
             Computed(only_sliding_layers_rotate),
         ),
-        extra_fields=["global_attn_every_n_layers"],
     ),
 )

@@ -8,9 +8,9 @@ from blockformer.files.errors import ConversionError
 
 from ..values import TOKEN_TYPES, Computed, NotExpressible
 from .base import Family
-from .bert import EMBEDDINGS, FIELDS, FRESH, POOLED_ROWS, STRUCTURE
+from .bert import EMBEDDINGS, FRESH, STRUCTURE
 from .bert_like import EMBEDDING_NORM, EncoderNames, EncoderSettings
-from .encoder_heads import NSP, LanguageModelNames, standard_heads
+from .encoder_heads import NSP, LanguageModelNames
 
 
 def _read_widths(official):
@@ -40,16 +40,12 @@ _MODULES = {
     "ffn_output": "mlp.down_proj",
     "full_layer_layer_norm": "mlp_post_norm",
 }
-_FIELDS = {theirs: ours for theirs, ours in FIELDS.items() if ours not in ("use_cache", "classifier_dropout")}
 
 FAMILY = Family(
     "albert",
     "AlbertConfig",
-    standard_heads(
-        "AlbertModel AlbertForMaskedLM AlbertForSequenceClassification AlbertForMultipleChoice "
-        "AlbertForTokenClassification AlbertForQuestionAnswering AlbertForPreTraining",
-        POOLED_ROWS,
-    ),
+    "AlbertModel AlbertForMaskedLM AlbertForSequenceClassification AlbertForMultipleChoice "
+    "AlbertForTokenClassification AlbertForQuestionAnswering AlbertForPreTraining",
     structure=STRUCTURE,
     fresh={
         **FRESH,
@@ -81,7 +77,7 @@ FAMILY = Family(
         ),
     ),
     settings=EncoderSettings(
-        fields={**_FIELDS, "num_hidden_groups": "num_hidden_groups", "classifier_dropout_prob": "classifier_dropout"},
+        fields={"num_hidden_groups": "num_hidden_groups", "classifier_dropout_prob": "classifier_dropout"},
         computed=[TOKEN_TYPES, Computed(_read_widths, _write_widths)],
         not_none=("num_hidden_groups",),
         unsupported={"inner_group_num": (1,)},

@@ -5,9 +5,9 @@ It is xIELU (Huang and Schlag, 2024), which has two trained numbers in each laye
 
 from ..rules.table import Rule
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderNames
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, PLAIN_MLP, Q_AND_K_NORM
+from .shared import ATTENTION, LLAMA, PLAIN_MLP, Q_AND_K_NORM
 
 NUMBERS = ("alpha_p", "alpha_n", "beta", "eps")
 
@@ -34,5 +34,4 @@ FAMILY = Family(
         },
         more_rules=rules_of_the_activation,
     ),
-    settings=DecoderSettings(fields={"attention_bias": ALL_ATTENTION_BIASES}),
 )

@@ -4,11 +4,11 @@ from transformers import PretrainedConfig
 
 from ..rules.operations import Split
 from ..rules.table import Rule, module_rules
-from ..values import HeadDim, Rope, ScansByLayer
+from ..values import Rope, ScansByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA
+from .fresh import few_full, rotary
+from .shared import ATTENTION, LLAMA
 
 SCAN = "state_space"
 SAME = ("A_log", "D", "dt_bias", "conv1d.weight", "conv1d.bias", "norm.weight")
@@ -28,23 +28,10 @@ def scan_rules(config: PretrainedConfig, module: str = "mamba") -> list[Rule]:
     values, keys = config.mamba_n_heads * config.mamba_d_head, config.mamba_n_groups * config.mamba_d_state
     parts = Split(0, (values, values, keys, keys, config.mamba_n_heads))
     return [
-        *(
-            Rule(f"{module}.in_proj.{kind}", tuple(f"{name}.{kind}" for name in MAPS), parts)
-            for kind in ("weight", "bias")
-        ),
+        *module_rules({f"{module}.in_proj": MAPS}, parts),
         *(Rule(f"{module}.{name}", f"self_attn.{name}") for name in SAME),
         *module_rules({f"{module}.out_proj": "self_attn.out_proj"}),
     ]
-
-
-def few_full(step: int):
-    """A fresh model's layers, of which each so manieth one has keys, as the last one has."""
-
-    def kinds(settings: dict) -> list:
-        count = settings["num_hidden_layers"]
-        return [SCAN if layer % step and layer < count else "full_attention" for layer in range(1, count + 1)]
-
-    return kinds
 
 
 def twice_the_width(settings: dict) -> int:
@@ -59,7 +46,7 @@ FAMILY = Family(
     structure=LLAMA,
     fresh={
         **rotary(10_000.0, 0.5),
-        "layer_types": few_full(8),
+        "layer_types": few_full(8, SCAN),
         "mamba_n_heads": twice_the_width,
         "norm_eps": 1e-5,
     },
@@ -74,10 +61,8 @@ FAMILY = Family(
         more_rules=scan_rules,
     ),
     settings=DecoderSettings(
-        fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
         rope=Rope(by_part=True),
         window=ScansByLayer(by_index=True),
-        head_dim=HeadDim(always=False),
         training_only=["z_loss_coefficient"],
         reads_whole=False,
     ),

@@ -22,7 +22,7 @@ from ..rules.operations import LeadingAxis, Shape
 from ..rules.table import Rule, module_rules
 from ..rules.ties import check_tied
 from ..storage.variant import CheckpointVariant
-from ..values import Computed, NotExpressible, Value, constants
+from ..values import NotExpressible, RootOfWidth, Value, constants
 from .base import Family
 from .encoder_decoder import (
     DECODER,
@@ -67,20 +67,6 @@ CROSS_ATTENTION = {
     "encoder_attn_layer_norm": "cross_attn_{placement}_norm",
 }
 """Official module of a layer -> ours; "{placement}" is "pre" or "post"."""
-SAME = "vocab_size max_position_embeddings use_cache pad_token_id bos_token_id eos_token_id".split()
-DROPOUTS = {
-    "dropout": "hidden_dropout",
-    "attention_dropout": "attention_dropout",
-    "activation_dropout": "activation_dropout",
-}
-FIELDS = {
-    **{name: name for name in SAME},
-    "d_model": "hidden_size",
-    "activation_function": "hidden_act",
-    "init_std": "initializer_range",
-    **DROPOUTS,
-}
-"""Official field -> ours, also for only the decoder (`bart_decoder.py`)."""
 STRUCTURE = {**ORIGINAL, "position_type": "learned", "position_offset": 2, "embedding_norm": True}
 FRESH = {
     **ORIGINAL_FRESH,
@@ -111,12 +97,7 @@ def stack_rules(stack: str, config: PretrainedConfig) -> list[Rule]:
     return module_rules(modules) + ([Rule(table, table)] if config.position_type == "learned" else [])
 
 
-def _read_scale(official):
-    config = official.config
-    return {"embedding_scale": config.d_model**0.5 if config.scale_embedding else None}
-
-
-SCALE = Computed(_read_scale, lambda config, head: {"scale_embedding": config.embedding_scale is not None})
+SCALE = RootOfWidth("scale_embedding")
 NO_FORCED_END = constants(forced_eos_token_id=None)
 """Ours is a generation setting, which lies in another file."""
 
@@ -181,7 +162,7 @@ class BartNames(EncoderDecoderNames):
     @property
     def computes_positions(self) -> bool:
         """Whether its positions are no weights."""
-        return self.settings.fixed["position_type"] != "learned"
+        return self.settings.constant["position_type"] != "learned"
 
     # The variant: which head, which matrices, whether there is a bias.
 
@@ -326,7 +307,6 @@ def bart_settings(
     """
     return EncoderDecoderSettings(
         fields={
-            **FIELDS,
             "encoder_ffn_dim": "intermediate_size",
             "decoder_ffn_dim": "decoder_intermediate_size",
             "encoder_attention_heads": "num_attention_heads",
@@ -336,7 +316,6 @@ def bart_settings(
             "decoder_start_token_id": "decoder_start_token_id",
         },
         computed=[SCALE, Matrices(own_vocabularies), NO_FORCED_END, *computed],
-        extra_fields=("num_hidden_layers", "num_attention_heads", "hidden_size"),
         training_only=("encoder_layerdrop", "decoder_layerdrop"),
         not_none=("initializer_range", *not_none),
         **rest,

@@ -12,7 +12,7 @@ from blockformer.files.errors import ConversionError
 from ..rules.table import Rule, RuleTable
 from ..values import Computed, constants
 from . import bart, marian
-from .bart import FIELDS, NO_FORCED_END, SCALE, TABLES, BartNames, stack_rules
+from .bart import NO_FORCED_END, SCALE, TABLES, BartNames, stack_rules
 from .base import Family
 from .encoder_decoder import DECODER, LM_HEAD
 from .head import Head
@@ -77,7 +77,7 @@ def decoder_of(whole: Family, official: str) -> Family:
         official: name of the official class.
     """
     known = whole.settings
-    fixed = {name: value for name, value in known.fixed.items() if name != "decoder_starts_with_last_label"}
+    fixed = {name: value for name, value in known.constant.items() if name != "decoder_starts_with_last_label"}
     return Family(
         f"{whole.name}-decoder",
         known.config_class,
@@ -85,11 +85,9 @@ def decoder_of(whole: Family, official: str) -> Family:
         names=BartDecoderNames(whole=cast(BartNames, whole.names)),
         settings=Settings(
             fields={
-                **FIELDS,
                 "decoder_ffn_dim": "intermediate_size",
                 "decoder_layers": "num_hidden_layers",
                 "decoder_attention_heads": "num_attention_heads",
-                "tie_word_embeddings": "tie_word_embeddings",
             },
             fixed={**fixed, "add_cross_attention": True},
             computed=[

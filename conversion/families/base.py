@@ -12,6 +12,7 @@ from blockformer.files.errors import ConversionError, listed
 from blockformer.files.quiet import quiet
 
 from ..storage.variant import CheckpointVariant
+from .decoder import DecoderNames, DecoderSettings
 from .head import Head
 from .names import Names
 from .oracle import Oracle
@@ -38,8 +39,8 @@ class Family:
         config_class: name of the official configuration class in transformers.
         heads: what its models are for; the first is taken where a config does not say. Or the names of the official
             classes, the language model first, where their heads are as usual (`Names.usual_heads`).
-        names: how its checkpoints name and store tensors.
-        settings: how its configs say what a model is.
+        names: how its checkpoints name and store tensors; None: as a decoder with Llama's names.
+        settings: how its configs say what a model is; None: as a decoder's with the usual fields.
         structure: our fields that are the same in all of its models, except those that `settings` reads from a field.
         fresh: what a fresh model has beyond its structure; None: the family has no preset.
         oracle: how the official class is run; None: as for all families of these names.
@@ -56,8 +57,8 @@ class Family:
         config_class: str,
         heads: str | Sequence[Head],
         *,
-        names: Names,
-        settings: Settings,
+        names: Names | None = None,
+        settings: Settings | None = None,
         structure: Mapping[str, Any] | None = None,
         fresh: Mapping[str, Any] | None = None,
         oracle: Oracle | None = None,
@@ -65,6 +66,8 @@ class Family:
         extra_code: Mapping[str, Path] | None = None,
     ):
         self.name, self.model_type = name, model_type or name
+        names = DecoderNames() if names is None else names
+        settings = DecoderSettings() if settings is None else settings
         self.heads: tuple[Head, ...] = tuple(names.usual_heads(heads) if isinstance(heads, str) else heads)
         structure = dict(structure or {})
         self.settings = replace(
@@ -75,6 +78,7 @@ class Family:
             heads=self.heads,
             structure=structure,
             low_bits=names.low_bits,
+            usual=names.usual_fields if settings.usual is None else settings.usual,
         )
         self.names = replace(names, family=name, heads=self.heads, settings=self.settings)
         self.oracle = names.oracle if oracle is None else oracle
@@ -122,7 +126,7 @@ class Family:
         head = self.names.head_for(config)
         if head is None:
             return [f"architectures must be one of {', '.join(dict.fromkeys(head.ours for head in self.heads))}"]
-        variant, fixed = self.names.variant_for(config), self.settings.fixed
+        variant, fixed = self.names.variant_for(config), self.settings.constant
         official, lacking = self.settings.write(config, self.names.head(variant))
         lines = {error.field: str(error) for error in lacking}
         try:

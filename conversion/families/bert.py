@@ -1,11 +1,14 @@
-"""BERT (Devlin et al., 2019): every token sees the whole text; also as a decoder, with cross-attention or without."""
+"""BERT (Devlin et al., 2019): every token sees the whole text; also as a decoder, with cross-attention or without.
+
+ERNIE (Sun et al., 2019 to 2021) is BERT with one more kind of embedding.
+"""
 
 from typing import Any
 
-from ..values import TOKEN_TYPES, EncoderPositions
+from ..values import TOKEN_TYPES, Computed, EncoderPositions
 from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import LanguageModelNames, standard_heads
+from .encoder_heads import LanguageModelNames
 from .preset import Preset
 from .shared import BIASES
 
@@ -54,18 +57,11 @@ EMBEDDINGS = {
     "embeddings.position_embeddings": "embed_positions",
     "embeddings.token_type_embeddings": "embed_token_types",
 }
-SAME = "hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act use_cache classifier_dropout"
 NAMES: dict[str, Any] = {
     "embeddings": EMBEDDINGS,
     "layer": "encoder.layer.{layer}.",
     "modules": LAYER,
     "relative_key": "attention.self.distance_embedding.weight",
-}
-FIELDS = {
-    **{name: name for name in SAME.split()},
-    "layer_norm_eps": "norm_eps",
-    "hidden_dropout_prob": "hidden_dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
 }
 POSITIONS = EncoderPositions(relative=True)
 """What RoBERTa has too."""
@@ -77,21 +73,47 @@ LANGUAGE_MODEL = LanguageModelNames(
     bias="cls.predictions.bias",
     copy="cls.predictions.decoder.bias",
 )
-POOLED_ROWS = {"modules": {"classifier": "score"}, "pooler": "needed"}
-"""The head for sequence classification on BERT's pooler."""
 
 PRESETS = {"bert-decoder": Preset("decoder", {**STRUCTURE, **FRESH})}
-FAMILY = Family(
+BERT = Family(
     "bert",
     "BertConfig",
-    standard_heads(
-        "BertModel BertForMaskedLM BertForSequenceClassification BertForMultipleChoice "
-        "BertForTokenClassification BertForQuestionAnswering BertLMHeadModel BertForPreTraining "
-        "BertForNextSentencePrediction",
-        POOLED_ROWS,
-    ),
+    "BertModel BertForMaskedLM BertForSequenceClassification BertForMultipleChoice "
+    "BertForTokenClassification BertForQuestionAnswering BertLMHeadModel BertForPreTraining "
+    "BertForNextSentencePrediction",
     structure=STRUCTURE,
     fresh={**FRESH, "pooler_act": "tanh"},
     names=EncoderNames(root="bert.", **NAMES, language_model=LANGUAGE_MODEL),
-    settings=EncoderSettings(fields=FIELDS, positions=POSITIONS, computed=[TOKEN_TYPES]),
+    settings=EncoderSettings(positions=POSITIONS, computed=[TOKEN_TYPES]),
+)
+
+
+# ERNIE 1 to 3 (Sun et al., 2019 to 2021): BERT, whose embeddings may say the task too.
+def _read_tasks(official):
+    config = official.config
+    return {"task_type_vocab_size": config.task_type_vocab_size if config.use_task_id else 0}
+
+
+def _write_tasks(config, head):
+    count = config.task_type_vocab_size
+    return {"use_task_id": count > 0, **({"task_type_vocab_size": count} if count else {})}
+
+
+ERNIE = Family(
+    "ernie",
+    "ErnieConfig",
+    "ErnieModel ErnieForMaskedLM ErnieForSequenceClassification ErnieForMultipleChoice "
+    "ErnieForTokenClassification ErnieForQuestionAnswering ErnieForCausalLM "
+    "ErnieForPreTraining ErnieForNextSentencePrediction",
+    structure=STRUCTURE,
+    fresh={**FRESH, "pooler_act": "tanh", "task_type_vocab_size": 3},
+    names=EncoderNames(
+        root="ernie.",
+        **{**NAMES, "embeddings": {**EMBEDDINGS, "embeddings.task_type_embeddings": "embed_task_types"}},
+        language_model=LANGUAGE_MODEL,
+    ),
+    settings=EncoderSettings(
+        positions=POSITIONS,
+        computed=[TOKEN_TYPES, Computed(_read_tasks, _write_tasks)],
+    ),
 )

@@ -22,19 +22,15 @@ from ..storage.spelling import Alternative, Ending, Prefix
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
 from .architectures import unknown_class
-from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
+from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames, encoder_heads
 from .names import Names
 from .oracle import Oracle
 from .settings import Settings
+from .shared import FIELDS
 
 OLD_NORMS = Ending({"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"})
 EMBEDDING_NORM = {"embeddings.LayerNorm": "embedding_norm"}
 HEADS_OF_ROWS = ("classifier.", "pre_classifier.", "qa_outputs.")
-FIELDS = {
-    name: name
-    for name in ("vocab_size initializer_range tie_word_embeddings pad_token_id bos_token_id eos_token_id").split()
-}
-"""Official field -> ours, in all of these families."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,17 +38,12 @@ class EncoderSettings(Settings):
     """The settings of an encoder after BERT.
 
     Attributes:
-        fields: official field -> ours, beyond `FIELDS`.
         positions: what reads the position type.
         pooler_act: activation of the pooler.
     """
 
     positions: Value = EncoderPositions()
     pooler_act: str = "tanh"
-
-    def __post_init__(self):
-        self.fields = {**FIELDS, **self.fields}
-        super().__post_init__()
 
     @property
     def values(self):
@@ -118,7 +109,12 @@ class EncoderNames(Names[EncoderHead]):
     ignored_heads: Sequence[str] = ()
 
     topology = "encoder"
+    usual_fields = {**FIELDS, "classifier_dropout": "classifier_dropout"}
     oracle = Oracle(not_runnable=not_runnable, position_shift=lambda config: config.position_offset)
+
+    def usual_heads(self, classes):
+        """See `Names.usual_heads`."""
+        return encoder_heads(classes)
 
     @property
     def own_traits(self):
@@ -126,8 +122,8 @@ class EncoderNames(Names[EncoderHead]):
         return frozenset({"decoder", "relative", "untied", "pooler", "both biases", "second bias"})
 
     @property
-    def inner(self) -> tuple[str, ...]:
-        """What the names of the encoder's tensors begin with, after their prefix."""
+    def inner(self):
+        """See `Names.inner`."""
         names = [*self.embeddings, self.layer, *self.stack, "pooler."]
         names += [self.in_files.layer, *self.in_files.stack] if self.in_files is not None else []
         return tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in names))
@@ -150,7 +146,7 @@ class EncoderNames(Names[EncoderHead]):
         variant = CheckpointVariant(head.official, frozenset(traits))
         found = set(map(self.spelled(variant).to_class, names))
         traits |= self.traits_of_ties(head, official, found)
-        if f"{self._root(head)}{self.pooler}.weight" in found:
+        if f"{self.root_of(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
         if self.language_model.copy and self.language_model.copy in found:
             # Where nothing is tied, the official class adds the second one and never looks at the first.
@@ -239,19 +235,16 @@ class EncoderNames(Names[EncoderHead]):
         sides = [head for head in self.heads if head.official == variant.head]
         return next(head for head in sides if head.is_decoder == ("decoder" in variant.traits))
 
-    def _root(self, head: EncoderHead) -> str:
+    def root_of(self, head):
+        """See `Names.root_of`."""
         return "" if head.bare else self.root
 
     def alternatives(self, head):
         """See `Names.alternatives`."""
-        former, root = self.former_root, self.root
-        prefixes = [Alternative("former prefix", Prefix(former, self._root(head), self.inner), starts=(former,))]
-        if head.bare:
-            usual = Alternative("prefix", Prefix(root, "", self.inner), starts=(root,))
-        else:
-            usual = Alternative("no prefix", Prefix("", root, self.inner), unless=(root,))
+        former = self.former_root
+        before = [Alternative("former prefix", Prefix(former, self.root_of(head), self.inner), starts=(former,))]
         old_norms = Alternative("gamma and beta", OLD_NORMS, ends=tuple(OLD_NORMS.in_class))
-        return [[old_norms], [*(prefixes if former else []), usual]]
+        return [[old_norms], [*(before if former else []), *self.prefixes(head)]]
 
     def head_name(self, head):
         """See `Names.head_name`."""
@@ -259,7 +252,7 @@ class EncoderNames(Names[EncoderHead]):
 
     def embeddings_names(self, head, traits):
         """See `Names.embeddings_names`."""
-        root = self._root(head)
+        root = self.root_of(head)
         return [f"{root}{theirs}.weight" for theirs, ours in self.embeddings.items() if ours == "embed_tokens"]
 
     # The tensors.
@@ -268,7 +261,7 @@ class EncoderNames(Names[EncoderHead]):
         """See `Names.storage`."""
         if (files := self.in_files) is None:
             return []
-        root = self._root(self.head(variant))
+        root = self.root_of(self.head(variant))
         rules = [rule.under(root, root) for rule in module_rules(files.stack)]
         for theirs, modules in files.modules.items():
             own = self._module_rules(theirs, modules, config)
@@ -296,7 +289,7 @@ class EncoderNames(Names[EncoderHead]):
             ignored += [f"{self.pooler}.weight", f"{self.pooler}.bias"]
         else:
             rules += module_rules({self.pooler: "pooler.dense"})
-        root = self._root(head)
+        root = self.root_of(head)
         rules, ignored = [rule.under(root, head.our_root) for rule in rules], [root + name for name in ignored]
         if head.own_pooler:
             rules += module_rules({head.own_pooler: head.our_root + "pooler.dense"})
@@ -313,10 +306,7 @@ class EncoderNames(Names[EncoderHead]):
             return module_rules({theirs: parts})
         heads = config.num_attention_heads * config.head_dim
         rows = tuple(heads if part.startswith("self_attn.") else config.intermediate_size for part in parts)
-        return [
-            Rule(f"{theirs}.{kind}", tuple(f"{part}.{kind}" for part in parts), Split(0, rows))
-            for kind in ("weight", "bias")
-        ]
+        return module_rules({theirs: parts}, Split(0, rows))
 
     def _language_model_rules(self, variant: CheckpointVariant, ignored: list[str]) -> list[Rule]:
         names = self.language_model

@@ -1,12 +1,12 @@
 """BLOOM (BigScience, 2022): ALiBi, layer norms, one on the embeddings too."""
 
-from ..values import HeadDim, InnerSize
+from ..values import InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import four_widths
-from .gpt_neox import by_head
-from .shared import GPT, NORMS, QKV, fields_without
+from .gpt_neox import NETWORK, by_head
+from .shared import GPT, NORMS, QKV
 
 
 def exact_slices(official):
@@ -30,8 +30,7 @@ FAMILY = Family(
         layer={
             "self_attention.query_key_value": QKV,
             "self_attention.dense": "self_attn.o_proj",
-            "mlp.dense_h_to_4h": "mlp.up_proj",
-            "mlp.dense_4h_to_h": "mlp.down_proj",
+            **NETWORK,
             **NORMS,
         },
         outer={"word_embeddings": "embed_tokens", "word_embeddings_layernorm": "embedding_norm", "ln_f": "norm"},
@@ -39,12 +38,7 @@ FAMILY = Family(
         split=by_head,
     ),
     settings=DecoderSettings(
-        usual=fields_without(
-            "num_key_value_heads", "intermediate_size", "hidden_act", "max_position_embeddings", "rms_norm_eps"
-        ),
-        fields={"layer_norm_epsilon": "norm_eps", "hidden_dropout": "hidden_dropout"},
         rope=None,
-        head_dim=HeadDim(always=False),
         computed=[InnerSize()],
         unsupported={"apply_residual_connection_post_layernorm": (None, False)},
         contradictions=exact_slices,

@@ -5,15 +5,15 @@ Neighbouring channels of a head make a pair. The layers of the later ones that s
 
 from ..rules.operations import DeinterleaveRotaryNorms
 from ..rules.table import Rule
-from ..values import Computed, Flag, HeadDim, WindowByLayer, only_sliding_layers_rotate
+from ..values import Computed, Flag, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LAYER_NORM_FIELDS, LLAMA, MLP
+from .shared import ATTENTION, LLAMA, MLP
 
 STRUCTURE = {**LLAMA, "norm_type": "layer_norm", "norm_bias": False, "residual": "parallel_shared_norm"}
 MODULES = {**ATTENTION, **MLP, "input_layernorm": "self_attn_pre_norm"}
-FIELDS = {"attention_bias": ALL_ATTENTION_BIASES, "logit_scale": "logit_scale"}
+FIELDS = {"logit_scale": "logit_scale"}
 
 
 def norms_of_heads(config):
@@ -30,9 +30,7 @@ COHERE = Family(
     fresh={**rotary(500_000.0), "norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True},
     names=DecoderNames(layer=MODULES, pairs=True, more_rules=norms_of_heads),
     settings=DecoderSettings(
-        usual=LAYER_NORM_FIELDS,
         fields=FIELDS,
-        head_dim=HeadDim(always=False),
         computed=[Flag("use_qk_norm", "qk_norm", (False, "per_head"))],
     ),
 )
@@ -51,10 +49,7 @@ COHERE2 = Family(
     },
     names=DecoderNames(layer=MODULES, pairs=True),
     settings=DecoderSettings(
-        usual=LAYER_NORM_FIELDS,
         fields=FIELDS,
-        window=WindowByLayer(by_flag=False),
-        head_dim=HeadDim(always=False),
         computed=[Computed(only_sliding_layers_rotate)],
     ),
 )

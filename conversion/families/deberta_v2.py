@@ -5,16 +5,15 @@ projections and a norm, and no positions in the embeddings. Checkpoints of the t
 embeddings of their training, which no official class reads.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from blockformer.files.errors import ConversionError, listed, shown
 
 from ..values import Computed, NotExpressible, Official
 from .base import Family
-from .bert import EMBEDDINGS, FIELDS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
+from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import standard_heads
+from .encoder_heads import SCORE, encoder_heads
 from .fresh import by_three_heads
 from .rotary_bert import TOKEN_TYPES
 
@@ -85,20 +84,17 @@ def _write(config, head) -> dict[str, Any]:
     }
 
 
-ROWS = {"modules": {"classifier": "score"}, "own_pooler": "pooler.dense"}
-HEADS = [
-    replace(head, pooler="unused", own_pooler="pooler.dense" if "MultipleChoice" in head.ours else head.own_pooler)
-    for head in standard_heads(
-        "DebertaV2Model DebertaV2ForMaskedLM DebertaV2ForSequenceClassification "
-        "DebertaV2ForMultipleChoice DebertaV2ForTokenClassification "
-        "DebertaV2ForQuestionAnswering",
-        ROWS,
-    )
-]
+ROWS = {**SCORE, "own_pooler": "pooler.dense"}
 FAMILY = Family(
     "deberta-v2",
     "DebertaV2Config",
-    HEADS,
+    encoder_heads(
+        "DebertaV2Model DebertaV2ForMaskedLM DebertaV2ForSequenceClassification DebertaV2ForMultipleChoice "
+        "DebertaV2ForTokenClassification DebertaV2ForQuestionAnswering",
+        ROWS,
+        ForMultipleChoice=ROWS,
+        Model={},
+    ),
     structure={**STRUCTURE, "position_type": "disentangled"},
     fresh={
         **FRESH,
@@ -129,10 +125,6 @@ FAMILY = Family(
         language_model=LANGUAGE_MODEL,
     ),
     settings=EncoderSettings(
-        fields={
-            **{theirs: ours for theirs, ours in FIELDS.items() if ours not in ("use_cache", "classifier_dropout")},
-            "max_position_embeddings": "max_position_embeddings",
-        },
         positions=Computed(_read, _write),
         computed=[TOKEN_TYPES],
         pooler_act="gelu",

@@ -16,23 +16,20 @@ from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Reversible, Split
 from ..rules.patterns import tuple_of
-from ..rules.table import Rule, RuleTable
+from ..rules.table import Rule, RuleTable, module_rules
 from ..storage import awq
 from ..storage.low_bits import FIELD
-from ..storage.spelling import Alternative, Prefix
 from ..storage.variant import CheckpointVariant
-from ..values import HeadDim, NoWindow, Rope, Value
+from ..values import HeadDim, Rope, Value, Window
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
 from .further import FURTHER, FurtherLayers
 from .head import VALUE_HEAD, Head
-from .names import HEAD_ONLY, Names
+from .names import Names
 from .refused import UNSUPPORTED
 from .settings import Settings
-from .shared import ATTENTION, FIELDS, LAYER, MLP, NORMS, OUTER, QKV, Fields, Modules
+from .shared import ATTENTION, LAYER, MLP, OUTER, QKV, Modules, usual_layer
 
-PREFIX, NO_PREFIX = "prefix", "no prefix"
-"""Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
-ROPE, HEAD_DIM, NO_WINDOW = Rope(), HeadDim(), NoWindow()
+ROPE, HEAD_DIM = Rope(), HeadDim()
 
 
 class LowBits:
@@ -65,24 +62,18 @@ class DecoderSettings(Settings):
     """The settings of a decoder.
 
     Attributes:
-        usual: official field -> ours, of those that most decoders have; `fields` are more.
         rope: how rotary parameters are written; None for a family without.
-        window: how windows are written.
+        window: how windows are written; None: by the fields for them that the official class has.
         head_dim: how the size of a head is written; None for a family that does not say it.
         reads_whole: whether the official class follows an `is_causal` of false.
     """
 
-    usual: Fields = field(default_factory=lambda: FIELDS)
     rope: Value | None = ROPE
-    window: Value = NO_WINDOW
+    window: Value | None = None
     head_dim: Value | None = HEAD_DIM
     reads_whole: bool = True
 
     always_unsupported = {**UNSUPPORTED, "add_cross_attention": (None, False)}
-
-    def __post_init__(self):
-        self.fields = {**self.usual, **self.fields}
-        super().__post_init__()
 
     @property
     def always_read(self):
@@ -97,9 +88,10 @@ class DecoderSettings(Settings):
     @property
     def values(self):
         """See `Settings.values`."""
+        head_dim = HeadDim("head_dim" in self.known) if self.head_dim is HEAD_DIM else self.head_dim
         return [
-            *filter(None, (self.head_dim, self.rope)),
-            *(self.window, ClassifierDropout()),
+            *filter(None, (head_dim, self.rope)),
+            *(self.window or Window(self.known), ClassifierDropout()),
             *([Direction()] if self.reads_whole else []),
             *([LowBits()] if self.low_bits else []),
             *self.computed,
@@ -111,7 +103,8 @@ class DecoderNames(Names[Head]):
     """The names of a decoder's tensors.
 
     Attributes:
-        layer: official module of a layer -> ours, or several of ours that it holds side by side.
+        layer: official module of a layer -> ours, or several of ours that it holds side by side; None: Llama's names,
+            with the norms and the gate that the family's structure has (`usual_layer`).
         outer: official module outside of the layers -> ours.
         layers: what the official names of a layer's tensors begin with.
         split: how a module that holds several of ours does so, for a config of ours; None: one after the other.
@@ -123,7 +116,7 @@ class DecoderNames(Names[Head]):
             none of theirs.
     """
 
-    layer: Modules = field(default_factory=lambda: {**ATTENTION, **MLP, **NORMS})
+    layer: Modules | None = None
     outer: Modules = field(default_factory=lambda: OUTER)
     layers: str = LAYER
     split: Callable[[PretrainedConfig, tuple[int, ...]], Reversible] | None = None
@@ -135,6 +128,11 @@ class DecoderNames(Names[Head]):
 
     topology = "decoder"
 
+    @property
+    def modules(self) -> Modules:
+        """Official module of a layer -> ours, or several of ours."""
+        return usual_layer(self.settings.structure) if self.layer is None else self.layer
+
     def usual_heads(self, classes):
         """See `Names.usual_heads`."""
         return decoder_heads(classes)
@@ -142,8 +140,8 @@ class DecoderNames(Names[Head]):
     @property
     def low_bits(self):
         """See `Names.low_bits`."""
-        plain = {ours for ours in self.layer.values() if isinstance(ours, str)}
-        return not self.pairs and len(plain) == len(self.layer) and plain.issuperset(QKV)
+        plain = {ours for ours in self.modules.values() if isinstance(ours, str)}
+        return not self.pairs and len(plain) == len(self.modules) and plain.issuperset(QKV)
 
     @property
     def own_traits(self):
@@ -151,13 +149,8 @@ class DecoderNames(Names[Head]):
         return frozenset() if self.further is None else frozenset({FURTHER})
 
     @property
-    def root(self) -> str:
-        """Prefix of the official names of the stack's tensors in a language model."""
-        return next(head.root for head in self.heads if not head.bare)
-
-    @property
-    def inner(self) -> tuple[str, ...]:
-        """What the names of the stack's tensors begin with, after their prefix."""
+    def inner(self):
+        """See `Names.inner`."""
         return (*(f"{each}." for each in self.outer), self.layers.partition(".")[0] + ".")
 
     # The variant: which head, whether there is a prefix.
@@ -182,10 +175,7 @@ class DecoderNames(Names[Head]):
 
     def variant_for(self, config, earlier: CheckpointVariant | None = None):
         """See `Names.variant_for`."""
-        variant = super().variant_for(config)
-        if earlier is not None and earlier.head == variant.head:
-            fits = {PREFIX, NO_PREFIX} | ({HEAD_ONLY} if config.tie_word_embeddings else set())
-            variant = CheckpointVariant(variant.head, earlier.traits & fits)
+        variant = super().variant_for(config, earlier)
         has_further = self.further is not None and config.num_nextn_predict_layers
         return replace(variant, traits=variant.traits | {FURTHER}) if has_further else variant
 
@@ -197,14 +187,6 @@ class DecoderNames(Names[Head]):
             return frozenset()
         config = self.settings.official_config(official)
         return frozenset([FURTHER] if self.further.count(config, head.root, names) else [])
-
-    def alternatives(self, head):
-        """See `Names.alternatives`."""
-        if head.bare:
-            return [[Alternative(PREFIX, Prefix(self.root, head.root, self.inner), starts=(self.root,))]]
-        bare_root = next((each.root for each in self.heads if each.bare), "")
-        bare = tuple(bare_root + name for name in self.inner)
-        return [[Alternative(NO_PREFIX, Prefix(bare_root, head.root, self.inner), starts=bare)]]
 
     def embeddings_names(self, head, traits):
         """See `Names.embeddings_names`."""
@@ -230,7 +212,7 @@ class DecoderNames(Names[Head]):
         """The rules of the stack's tensors, without prefixes."""
         return [
             *self._module_rules(self.outer, config),
-            *self._module_rules(self.layer, config, self.layers, LAYER),
+            *self._module_rules(self.modules, config, self.layers, LAYER),
             *(rule.under(self.layers, LAYER) for rule in self.more_rules(config)),
         ]
 
@@ -239,9 +221,7 @@ class DecoderNames(Names[Head]):
         for official, names in modules.items():
             parts = (names,) if isinstance(names, str) else names
             op = self._in_pairs(config, parts, self._split(config, parts))
-            for kind in ("weight", "bias"):
-                targets = tuple(f"{ours}{part}.{kind}" for part in parts)
-                rules.append(Rule(f"{theirs}{official}.{kind}", targets if len(targets) > 1 else targets[0], op))
+            rules += [rule.under(theirs, ours) for rule in module_rules({official: names}, op)]
         return rules
 
     def _split(self, config: PretrainedConfig, parts: tuple[str, ...]) -> Reversible:
@@ -263,4 +243,4 @@ class DecoderNames(Names[Head]):
 
     def _low_bit_weights(self, variant) -> frozenset[str]:
         root, linear = self.head(variant).root + self.layers, {*ATTENTION, *MLP}
-        return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.layer.items() if ours in linear)
+        return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.modules.items() if ours in linear)

@@ -1,7 +1,7 @@
 """DeepSeek-V2 (DeepSeek-AI, 2024), DeepSeek-V3 and R1 (2025): latent attention, experts in groups, dense first layers.
 
 The last channels of each head turn, in neighbouring pairs; ours come first. Checkpoints of V3 hold a layer after the
-last one, which predicts one token more, and have linear maps of 8 bits (`storage/fp8.py`).
+last one, which predicts one token more, and have linear maps of 8 bits (`storage/fp8.py`). Others have its attention.
 """
 
 import math
@@ -12,18 +12,18 @@ from transformers import PretrainedConfig
 from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFirst, Split
-from ..rules.table import Rule
+from ..rules.table import Rule, module_rules
 from ..values import Computed, Rope, part_of
 from .base import Family
-from .decoder import DecoderSettings
+from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
 from .further import LIKE_DEEPSEEK
 from .oracle import Oracle, wrong_before
-from .shared import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS
+from .shared import LLAMA, MLP, NORMS
 from .with_experts import (
-    DEEPSEEK_FIELDS,
     FINE,
     FIRST_DENSE,
+    FLOAT32_ROUTER,
     GROUPS_SINCE,
     SHARED_EXPERTS,
     SIGMOID_ROUTER,
@@ -48,9 +48,8 @@ def attention_rules(config: PretrainedConfig, pairs: bool = True) -> list[Rule]:
     latent = Chain(Split(0, (config.kv_lora_rank or 0, rotated)), Each((Identity(), of_keys)))
     keys_and_values = Split(0, (heads * (size - rotated), heads * (config.v_head_dim or 0)), heads)
     queries = "self_attn.q_proj.weight" if config.q_lora_rank is None else "self_attn.q_b_proj.weight"
-    ours = ("self_attn.kv_a_proj", "self_attn.k_rope_proj")
     return [
-        *(Rule(f"{LATENT}.{kind}", tuple(f"{name}.{kind}" for name in ours), latent) for kind in ("weight", "bias")),
+        *module_rules({LATENT: ("self_attn.kv_a_proj", "self_attn.k_rope_proj")}, latent),
         Rule("self_attn.kv_b_proj.weight", ("self_attn.k_proj.weight", "self_attn.v_proj.weight"), keys_and_values),
         Rule(queries, "self_attn.q_proj.weight", Chain(LastFirst(size, rotated), of_queries)),
     ]
@@ -112,12 +111,8 @@ LATENT_NAMES: dict[str, Any] = {
 }
 LATENT_SETTINGS: dict[str, Any] = {"head_dim": None, "rope": LatentRope(), "not_none": ("kv_lora_rank",)}
 """Names and settings of a family with latent attention."""
-LATENT_FIELDS = {
-    **{name: name for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim")},
-    "attention_bias": ALL_ATTENTION_BIASES,
-}
+LATENT_FIELDS = {name: name for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim")}
 SETTINGS: dict[str, Any] = {**LATENT_SETTINGS, "without_effect": ("router_aux_loss_coef", "output_router_logits")}
-V3_FIELDS = {**DEEPSEEK_FIELDS, **LATENT_FIELDS}
 DEEPSEEK_V2 = Family(
     "deepseek_v2",
     "DeepseekV2Config",
@@ -126,10 +121,7 @@ DEEPSEEK_V2 = Family(
     fresh={**FRESH, "shared_expert_intermediate_size": 768, "experts_per_group_score": 1},
     names=ExpertNames(sparse=SHARED_EXPERTS, **LATENT_NAMES),
     settings=DecoderSettings(
-        fields={
-            **{theirs: ours for theirs, ours in V3_FIELDS.items() if ours != "norm_topk_prob"},
-            "mlp_bias": "mlp_bias",
-        },
+        fields=LATENT_FIELDS,
         unsupported={
             "topk_method": ("greedy", "group_limited_greedy"),
             "norm_topk_prob": (False,),
@@ -150,7 +142,7 @@ DEEPSEEK_V3 = Family(
     fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
     names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], further=LIKE_DEEPSEEK, **LATENT_NAMES),
     settings=DecoderSettings(
-        fields=V3_FIELDS,
+        fields=LATENT_FIELDS,
         unsupported={
             "rope_interleave": (True,),
             "topk_method": ("noaux_tc",),
@@ -166,4 +158,49 @@ DEEPSEEK_V3 = Family(
         **SETTINGS,
     ),
     oracle=Oracle(not_runnable=lambda family, config: wrong_before(GROUPS_SINCE, family)),
+)
+
+
+# GLM-4.7-Flash (GLM team, 2026): GLM-4.5's experts, and DeepSeek's latent attention.
+# Checkpoints hold a layer after the last one, which predicts one token more.
+GLM4_MOE_LITE = Family(
+    "glm4_moe_lite",
+    "Glm4MoeLiteConfig",
+    "Glm4MoeLiteForCausalLM Glm4MoeLiteModel",
+    structure={
+        **LLAMA,
+        "latent_norm_eps": 1e-6,
+        **FLOAT32_ROUTER,
+    },
+    fresh={
+        **FRESH,
+        "num_expert_groups": 0,
+        "num_expert_groups_per_tok": 0,
+        "experts_per_group_score": 0,
+        "shared_expert_intermediate_size": 384,
+        "q_lora_rank": 192,
+        "norm_eps": 1e-5,
+        "routed_scaling_factor": 1.8,
+    },
+    names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], **LATENT_NAMES),
+    settings=DecoderSettings(
+        fields=LATENT_FIELDS,
+        unsupported={"rope_interleave": (True,)},
+        computed=(shared_experts("n_shared_experts"), expert_groups(2)),
+        **SETTINGS,
+    ),
+)
+
+
+# Youtu-LLM (Tencent, 2025): Llama with DeepSeek's latent attention.
+YOUTU = Family(
+    "youtu",
+    "YoutuConfig",
+    "YoutuForCausalLM YoutuModel",
+    structure={**LLAMA, "latent_norm_eps": 1e-6},
+    fresh={**rotary(1_600_000.0, 0.5), "kv_lora_rank": 128, "q_lora_rank": 192, "tie_word_embeddings": True},
+    names=DecoderNames(**LATENT_NAMES),
+    settings=DecoderSettings(
+        fields=LATENT_FIELDS, unsupported={"rope_interleave": (True,), "mlp_bias": (None, False)}, **LATENT_SETTINGS
+    ),
 )

@@ -4,15 +4,13 @@ Two settings only matter for training and have no counterpart here: `qa_dropout`
 how the learned positions were initialised. Its attention output has no dropout; ours has, if you train it further.
 """
 
-from typing import Any
-
 from ..values import Computed
 from .base import Family
 from .bert import FRESH, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import LM, EncoderHead, LanguageModelNames
+from .encoder_heads import SCORE, LanguageModelNames, encoder_heads
 
-ROWS: dict[str, Any] = {"modules": {"classifier": "score"}, "own_pooler": "pre_classifier"}
+ROWS = {**SCORE, "own_pooler": "pre_classifier"}
 
 
 def _read_dropout(official):
@@ -27,22 +25,13 @@ def _write_dropout(config, head):
 FAMILY = Family(
     "distilbert",
     "DistilBertConfig",
-    [
-        EncoderHead("DistilBertModel", "BlockformerEncoderModel"),
-        EncoderHead("DistilBertForMaskedLM", "BlockformerEncoderForMaskedLM", parts=frozenset([LM])),
-        EncoderHead("DistilBertForSequenceClassification", "BlockformerEncoderForSequenceClassification", **ROWS),
-        EncoderHead("DistilBertForMultipleChoice", "BlockformerEncoderForMultipleChoice", **ROWS),
-        EncoderHead(
-            "DistilBertForTokenClassification",
-            "BlockformerEncoderForTokenClassification",
-            modules={"classifier": "score"},
-        ),
-        EncoderHead(
-            "DistilBertForQuestionAnswering",
-            "BlockformerEncoderForQuestionAnswering",
-            modules={"qa_outputs": "qa_outputs"},
-        ),
-    ],
+    encoder_heads(
+        "DistilBertModel DistilBertForMaskedLM DistilBertForSequenceClassification DistilBertForMultipleChoice "
+        "DistilBertForTokenClassification DistilBertForQuestionAnswering",
+        ROWS,
+        ForMultipleChoice=ROWS,
+        Model={},
+    ),
     structure={**STRUCTURE, "norm_eps": 1e-12, "type_vocab_size": 0},
     fresh={**FRESH, "type_vocab_size": 0, "num_hidden_layers": 6, "pooler_act": "relu"},
     names=EncoderNames(
@@ -70,15 +59,7 @@ FAMILY = Family(
         ),
     ),
     settings=EncoderSettings(
-        fields={
-            "dim": "hidden_size",
-            "hidden_dim": "intermediate_size",
-            "n_layers": "num_hidden_layers",
-            "n_heads": "num_attention_heads",
-            "activation": "hidden_act",
-            "dropout": "hidden_dropout",
-            "attention_dropout": "attention_dropout",
-        },
+        fields={"dim": "hidden_size", "hidden_dim": "intermediate_size"},
         computed=[Computed(_read_dropout, _write_dropout)],
         pooler_act="relu",
     ),

@@ -3,39 +3,27 @@
 The generator is a masked language model, whose head always has `gelu`; the discriminator has a head for each token.
 """
 
-from dataclasses import replace
-
 from ..values import TOKEN_TYPES
 from .base import Family
-from .bert import FIELDS, FRESH, NAMES, POSITIONS, STRUCTURE
+from .bert import FRESH, NAMES, POSITIONS, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
+from .encoder_heads import ROBERTA_ROWS, SCORE, EncoderHead, LanguageModelNames, encoder_heads
 from .roberta import GELU_HEAD
 
 DETECTOR = {"discriminator_predictions.dense": "dense", "discriminator_predictions.dense_prediction": "score"}
 
 
-def _heads() -> list[EncoderHead]:
-    heads = standard_heads(
-        "ElectraModel ElectraForMaskedLM ElectraForSequenceClassification "
-        "ElectraForTokenClassification ElectraForQuestionAnswering ElectraForCausalLM",
-        ROBERTA_ROWS,
-    )
-    plain = [replace(head, pooler="unused") for head in heads]
-    choice = EncoderHead(
-        "ElectraForMultipleChoice",
-        "BlockformerEncoderForMultipleChoice",
-        modules={"classifier": "score"},
-        own_pooler="sequence_summary.summary",
-    )
-    detector = "BlockformerEncoderForReplacedTokenDetection"
-    return [*plain, choice, EncoderHead("ElectraForPreTraining", detector, modules=DETECTOR)]
-
-
+HEADS = encoder_heads(
+    "ElectraModel ElectraForMaskedLM ElectraForSequenceClassification ElectraForTokenClassification "
+    "ElectraForQuestionAnswering ElectraForCausalLM ElectraForMultipleChoice",
+    ROBERTA_ROWS,
+    ForMultipleChoice={**SCORE, "own_pooler": "sequence_summary.summary"},
+    Model={},
+)
 FAMILY = Family(
     "electra",
     "ElectraConfig",
-    _heads(),
+    [*HEADS, EncoderHead("ElectraForPreTraining", "BlockformerEncoderForReplacedTokenDetection", modules=DETECTOR)],
     structure=STRUCTURE,
     fresh={
         **FRESH,
@@ -56,7 +44,7 @@ FAMILY = Family(
         ),
     ),
     settings=EncoderSettings(
-        fields={**FIELDS, "embedding_size": "embedding_size"},
+        fields={"embedding_size": "embedding_size"},
         positions=POSITIONS,
         computed=[TOKEN_TYPES, GELU_HEAD],
         pooler_act="gelu",

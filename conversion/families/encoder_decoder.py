@@ -16,7 +16,6 @@ from blockformer.files.safetensors_io import bytes_of
 
 from ..rules.operations import Copies
 from ..rules.table import Rule, RuleTable
-from ..storage.spelling import Alternative, Prefix
 from ..storage.variant import CheckpointVariant
 from .head import VALUE_HEAD, Head
 from .names import Names
@@ -26,9 +25,6 @@ SHARED, ENCODER, DECODER = EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.
 LM_HEAD = "lm_head.weight"
 UNTIED, SEPARATE = "untied", "separate"
 """Traits, after the names of the stored embeddings: a head of its own, and embeddings of its own for each stack."""
-PREFIX, NO_PREFIX = "prefix", "no prefix"
-"""Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
-STACKS = ("shared.", "encoder.", "decoder.")
 BOTH = "BlockformerEncoderDecoder"
 
 
@@ -95,6 +91,7 @@ class EncoderDecoderNames(Names[Head]):
     rules: Callable[[str, PretrainedConfig], list[Rule]]
 
     topology = "encoder_decoder"
+    inner = ("shared.", "encoder.", "decoder.")
 
     @property
     def own_traits(self):
@@ -105,16 +102,9 @@ class EncoderDecoderNames(Names[Head]):
         """Which of the names of the embeddings are among these."""
         return [name for name in EMBEDDINGS if head.root + name in names]
 
-    def alternatives(self, head):
-        """See `Names.alternatives`."""
-        if head.root:
-            return [[Alternative(NO_PREFIX, Prefix("", head.root, STACKS), unless=(head.root,))]]
-        root = next((other.root for other in self.heads if other.root), "-")
-        return [[Alternative(PREFIX, Prefix(root, "", STACKS), starts=(root,))]]
-
     def embeddings_names(self, head, traits):
         """See `Names.embeddings_names`."""
-        is_shared = SEPARATE not in traits and self.settings.fixed.get("share_embeddings") is not False
+        is_shared = SEPARATE not in traits and self.settings.constant.get("share_embeddings") is not False
         return [head.root + name for name in (EMBEDDINGS if is_shared else [DECODER])]
 
     def as_in_class(

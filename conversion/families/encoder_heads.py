@@ -43,28 +43,34 @@ class LanguageModelNames:
     copy: str = ""
 
 
-ROBERTA_ROWS = {"modules": {"classifier.out_proj": "score"}, "own_pooler": "classifier.dense"}
-"""The head for sequence classification whose own dense layer is our pooler."""
+Arguments = Mapping[str, Any]
+SCORE: Arguments = {"modules": {"classifier": "score"}}
+POOLED_ROWS: Arguments = {**SCORE, "pooler": "needed"}
+"""The head for sequence classification on BERT's pooler."""
+ROBERTA_ROWS: Arguments = {"modules": {"classifier.out_proj": "score"}, "own_pooler": "classifier.dense"}
+"""The same whose own dense layer is our pooler."""
 
 
-def standard_heads(classes: str, head_of_rows: Mapping[str, Any]) -> list[EncoderHead]:
-    """The heads that BERT and RoBERTa have.
+def encoder_heads(classes: str, rows: Arguments = POOLED_ROWS, **others: Arguments) -> list[EncoderHead]:
+    """The heads of an encoder, as BERT and RoBERTa have them.
 
     Args:
         classes: names of the official classes. Where one is a decoder's language model, only the stack may be a
             decoder, too.
-        head_of_rows: arguments of the `EncoderHead` for sequence classification.
+        rows: arguments of the `EncoderHead` for sequence classification.
+        others: the same of other heads that are not as in BERT, by the ends of their classes' names.
     """
     lm, nsp = frozenset([LM]), frozenset([NSP])
-    kinds: dict[str, dict[str, Any]] = {
+    kinds: dict[str, Arguments] = {
         "ForMaskedLM": {"parts": lm},
-        "ForSequenceClassification": dict(head_of_rows),
-        "ForMultipleChoice": {"modules": {"classifier": "score"}, "pooler": "needed"},
-        "ForTokenClassification": {"modules": {"classifier": "score"}},
+        "ForSequenceClassification": rows,
+        "ForMultipleChoice": POOLED_ROWS,
+        "ForTokenClassification": SCORE,
         "ForQuestionAnswering": {"modules": {"qa_outputs": "qa_outputs"}},
         "ForPreTraining": {"parts": lm | nsp, "pooler": "needed"},
         "ForNextSentencePrediction": {"parts": nsp, "pooler": "needed"},
         "Model": {"pooler": "usual"},
+        **others,
     }
     heads: list[EncoderHead] = []
     for name in classes.split():

@@ -9,7 +9,7 @@ from .base import Family
 from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .shared import ALL_BIASES, LLAMA, fields_without
+from .shared import ALL_BIASES, LLAMA
 from .with_experts import FINE, SHARED_EXPERTS, ExpertNames, shared_experts
 
 
@@ -44,13 +44,9 @@ FAMILY = Family(
         pairs=True,
     ),
     settings=DecoderSettings(
-        usual=fields_without("attention_dropout"),
         fields={
             "moe_num_experts": "num_experts",
             "moe_k": "num_experts_per_tok",
-            "moe_intermediate_size": "moe_intermediate_size",
-            "output_router_logits": "output_router_logits",
-            "router_aux_loss_coef": "router_aux_loss_coef",
             "use_bias": (*ALL_BIASES, "lm_head_bias"),
         },
         unsupported={"moe_norm_min": (None, 1e-12)},

@@ -14,9 +14,9 @@ from blockformer.files.errors import ConversionError, shown
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, EncoderPositions, Flag, NotExpressible
 from .base import Family
-from .bert import EMBEDDINGS, FIELDS, FRESH, NAMES, STRUCTURE
+from .bert import EMBEDDINGS, FRESH, NAMES, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
+from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, encoder_heads
 from .roberta import norms_before
 
 SHARE = 0.15 * 0.8
@@ -112,7 +112,7 @@ class EsmNames(EncoderNames):
 FAMILY = Family(
     "esm",
     "EsmConfig",
-    standard_heads("EsmModel EsmForMaskedLM EsmForSequenceClassification EsmForTokenClassification", ROBERTA_ROWS),
+    encoder_heads("EsmModel EsmForMaskedLM EsmForSequenceClassification EsmForTokenClassification", ROBERTA_ROWS),
     structure={
         **{name: value for name, value in STRUCTURE.items() if name not in ("position_type", "embedding_norm")},
         "norm_placement": "pre",
@@ -147,7 +147,6 @@ FAMILY = Family(
         ignored=[*FREQUENCIES, "contact_head.regression.weight", "contact_head.regression.bias"],
     ),
     settings=EncoderSettings(
-        fields={name: ours for name, ours in FIELDS.items() if name not in ("hidden_act", "classifier_dropout")},
         positions=Positions(),
         computed=[
             Flag("emb_layer_norm_before", "embedding_norm", (False, True)),

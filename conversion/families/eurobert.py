@@ -3,15 +3,11 @@
 from ..values import Computed, HeadDim, Rope
 from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import LM, EncoderHead, LanguageModelNames
+from .encoder_heads import SCORE, LanguageModelNames, encoder_heads
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
+from .shared import ATTENTION, LLAMA, MLP, NORMS
 
 POOLING = {"bos": "first", "mean": "mean", "late": "mean_of_pooled"}
-SAME = (
-    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
-    "max_position_embeddings use_cache attention_dropout"
-).split()
 
 
 def _read_pooling(official):
@@ -25,21 +21,11 @@ def _write_pooling(config, head):
 FAMILY = Family(
     "eurobert",
     "EuroBertConfig",
-    [
-        EncoderHead("EuroBertModel", "BlockformerEncoderModel"),
-        EncoderHead("EuroBertForMaskedLM", "BlockformerEncoderForMaskedLM", parts=frozenset([LM])),
-        EncoderHead(
-            "EuroBertForSequenceClassification",
-            "BlockformerEncoderForSequenceClassification",
-            modules={"classifier": "score"},
-            own_pooler="dense",
-        ),
-        EncoderHead(
-            "EuroBertForTokenClassification",
-            "BlockformerEncoderForTokenClassification",
-            modules={"classifier": "score"},
-        ),
-    ],
+    encoder_heads(
+        "EuroBertModel EuroBertForMaskedLM EuroBertForSequenceClassification EuroBertForTokenClassification",
+        {**SCORE, "own_pooler": "dense"},
+        Model={},
+    ),
     structure=LLAMA,
     fresh={
         **rotary(250_000.0),
@@ -61,12 +47,7 @@ FAMILY = Family(
         language_model=LanguageModelNames(dense="", norm="", weight="lm_head.weight", bias="lm_head.bias"),
     ),
     settings=EncoderSettings(
-        fields={
-            **{name: name for name in SAME},
-            "rms_norm_eps": "norm_eps",
-            "attention_bias": ALL_ATTENTION_BIASES,
-            "mlp_bias": ("mlp_bias", "lm_head_bias"),
-        },
+        fields={"mlp_bias": ("mlp_bias", "lm_head_bias")},
         positions=Rope(),
         computed=[HeadDim(), Computed(_read_pooling, _write_pooling)],
         pooler_act="gelu",

@@ -1,10 +1,10 @@
 """EXAONE 4.0 (LG AI Research, 2025): norms after the sub-layers; with windows, only layers that have one rotate."""
 
-from ..values import Computed, WindowByLayer, only_sliding_layers_rotate
+from ..values import Computed, only_sliding_layers_rotate
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderSettings
 from .fresh import every, rotary
-from .shared import ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM
+from .shared import LLAMA
 
 
 def read_rotating(official):
@@ -24,6 +24,5 @@ FAMILY = Family(
     "Exaone4ForTokenClassification Exaone4ForQuestionAnswering",
     structure={**LLAMA, "norm_placement": "output", "qk_norm": True},
     fresh={**rotary(1_000_000.0), **every(4, 4096), **every(4), "norm_eps": 1e-5},
-    names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
-    settings=DecoderSettings(window=WindowByLayer(by_flag=False), computed=[Computed(read_rotating, write_rotating)]),
+    settings=DecoderSettings(computed=[Computed(read_rotating, write_rotating)]),
 )

@@ -8,12 +8,13 @@ from blockformer.files.errors import ConversionError
 
 from ..rules.operations import Split
 from ..rules.table import module_rules
-from ..values import Computed, HeadDim, NotExpressible
+from ..values import Computed, NotExpressible
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .shared import ALL_BIASES, QKV, ROTARY_GPT, fields_without
+from .gpt_neox import NETWORK
+from .shared import ALL_BIASES, QKV, ROTARY_GPT
 
 
 def read_architecture(official):
@@ -89,8 +90,7 @@ FAMILY = Family(
         layer={
             "self_attention.query_key_value": QKV,
             "self_attention.dense": "self_attn.o_proj",
-            "mlp.dense_h_to_4h": "mlp.up_proj",
-            "mlp.dense_4h_to_h": "mlp.down_proj",
+            **NETWORK,
         },
         more_rules=norm_rules,
         outer={"word_embeddings": "embed_tokens", "ln_f": "norm"},
@@ -99,15 +99,7 @@ FAMILY = Family(
         former_classes={"RWForCausalLM": "FalconForCausalLM", "RWModel": "FalconModel"},
     ),
     settings=DecoderSettings(
-        usual=fields_without("num_key_value_heads", "intermediate_size", "hidden_act", "rms_norm_eps"),
-        fields={
-            "ffn_hidden_size": "intermediate_size",
-            "activation": "hidden_act",
-            "layer_norm_epsilon": "norm_eps",
-            "hidden_dropout": "hidden_dropout",
-            "bias": ALL_BIASES,
-        },
-        head_dim=HeadDim(always=False),
+        fields={"ffn_hidden_size": "intermediate_size", "bias": ALL_BIASES},
         computed=[Computed(read_architecture, write_architecture)],
     ),
 )

@@ -1,5 +1,7 @@
 """Settings of fresh models: functions of other settings, in place of a value, and computed ones."""
 
+from collections.abc import Callable
+
 
 def root_of_width(settings: dict) -> float:
     """The factor of the embeddings (Vaswani et al., 2017, section 3.4)."""
@@ -42,6 +44,16 @@ def all_but(step: int, window: int) -> dict:
         return ["full_attention" if layer % step == 0 else "sliding_attention" for layer in range(count)]
 
     return {"layer_types": kinds, "sliding_window": window}
+
+
+def few_full(step: int, kind: str) -> Callable[[dict], list]:
+    """Layers of which each `step`-th one sees everything, as the last one does, and the others are of a kind."""
+
+    def kinds(settings: dict) -> list:
+        count = settings["num_hidden_layers"]
+        return [kind if layer % step and layer < count else "full_attention" for layer in range(1, count + 1)]
+
+    return kinds
 
 
 def by_type(full: float, sliding: float) -> dict:

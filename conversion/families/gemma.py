@@ -6,30 +6,20 @@ windows, soft caps and, except in VaultGemma, a norm before and after each sub-l
 
 from blockformer.files.errors import ConversionError
 
-from ..values import Computed, NotExpressible, RopeByLayerType, WindowByLayer, invert_power
+from ..values import Computed, RootOfWidth, RopeByLayerType, invert_power
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, root_of_width, rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM, fields_without
+from .shared import ATTENTION, LLAMA, MLP
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered"}
 FRESH = {"hidden_act": "gelu_pytorch_tanh", "embedding_scale": root_of_width, "tie_word_embeddings": True}
 FRESH_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
-def check_scale(config, head):
-    """The factor of the embeddings follows from the width."""
-    if config.embedding_scale != config.hidden_size**0.5:
-        raise NotExpressible("embedding_scale", f"{config.hidden_size**0.5} (the root of the width)")
-    return {}
-
-
-SCALE = Computed(lambda official: {"embedding_scale": official.config.hidden_size**0.5}, check_scale)
+SCALE = RootOfWidth()
 FORWARD = {"use_bidirectional_attention": (None, False)}
 """A decoder looks back."""
-USUAL = fields_without("hidden_act")
-ACT = {"hidden_activation": "hidden_act"}
-BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
 CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 
 
@@ -87,8 +77,7 @@ GEMMA = Family(
     "GemmaForCausalLM GemmaModel GemmaForSequenceClassification GemmaForTokenClassification",
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH},
-    names=DecoderNames(),
-    settings=DecoderSettings(fields=BIASES, computed=[SCALE], unsupported=FORWARD),
+    settings=DecoderSettings(computed=[SCALE], unsupported=FORWARD),
 )
 GEMMA2 = Family(
     "gemma2",
@@ -96,11 +85,8 @@ GEMMA2 = Family(
     "Gemma2ForCausalLM Gemma2Model Gemma2ForSequenceClassification Gemma2ForTokenClassification",
     structure={**STRUCTURE, "norm_placement": "pre_output"},
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 4096)},
-    names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS}),
     settings=DecoderSettings(
-        usual=USUAL,
-        fields={**BIASES, **ACT, **CAPS},
-        window=WindowByLayer(by_flag=False),
+        fields=CAPS,
         computed=[SCALE, SCORES],
         unsupported=FORWARD,
     ),
@@ -111,12 +97,9 @@ GEMMA3 = Family(
     "Gemma3ForCausalLM Gemma3TextModel Gemma3TextForSequenceClassification",
     structure={**STRUCTURE, "norm_placement": "pre_output", "qk_norm": True},
     fresh={**FRESH, **every(6, 512), **by_type(1_000_000.0, 10_000.0)},
-    names=DecoderNames(layer={**ATTENTION, **MLP, **FOUR_NORMS, **Q_AND_K_NORM}),
     settings=DecoderSettings(
-        usual=USUAL,
-        fields={**BIASES, **ACT, "final_logit_softcapping": "final_logit_softcapping"},
+        fields={"final_logit_softcapping": "final_logit_softcapping"},
         rope=RopeByLayerType(),
-        window=WindowByLayer(by_flag=False),
         computed=[SCALE, SCORES, Computed(check_cap), BothWays()],
     ),
 )
@@ -134,7 +117,5 @@ VAULT = Family(
             "pre_feedforward_layernorm": "mlp_pre_norm",
         }
     ),
-    settings=DecoderSettings(
-        usual=USUAL, fields={**BIASES, **ACT, **CAPS}, window=WindowByLayer(by_flag=False), computed=[SCALE, SCORES]
-    ),
+    settings=DecoderSettings(fields=CAPS, computed=[SCALE, SCORES]),
 )

@@ -13,11 +13,11 @@ from transformers import PretrainedConfig
 from blockformer.files.errors import ConversionError, shown
 
 from ..rules.table import Rule, RuleTable, module_rules
-from ..values import Computed, NotExpressible, RopeByLayerType, WindowByLayer
+from ..values import Computed, NotExpressible, RopeByLayerType
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import root_of_width
-from .gemma import ACT, BIASES, SCALE
+from .gemma import SCALE
 from .shared import FOUR_NORMS, LLAMA, MLP, OUTER, fields_without
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -216,16 +216,13 @@ GEMMA4 = Family(
         more_rules=lambda config: [Rule("layer_scalar", "end.scale")],
     ),
     settings=DecoderSettings(
-        usual=fields_without("hidden_act", "num_key_value_heads"),
+        usual=fields_without("num_key_value_heads"),
         fields={
-            **BIASES,
-            **ACT,
             "final_logit_softcapping": "final_logit_softcapping",
             "num_kv_shared_layers": "num_shared_kv_layers",
         },
         head_dim=Heads(),
         rope=RopeByLayerType(),
-        window=WindowByLayer(by_flag=False),
         computed=[SCALE, WIDTHS, INPUTS, Computed(writer=_last_is_full)],
         unsupported={"use_bidirectional_attention": (None, False, "vision"), "enable_moe_block": (False,)},
         contradictions=_strange_layers,

@@ -17,7 +17,7 @@ GLM = Family(
     structure=LLAMA,
     fresh={**rotary(10_000.0, 0.5), "attention_bias": True, "norm_eps": 1.5625e-07, "eos_token_id": 2},
     names=DecoderNames(layer={**ATTENTION, **FUSED_MLP, **NORMS}, pairs=True),
-    settings=DecoderSettings(fields=FIELDS, rope=Rope(by_part=True), extra_fields=["partial_rotary_factor"]),
+    settings=DecoderSettings(fields=FIELDS, rope=Rope(by_part=True)),
 )
 GLM4 = Family(
     "glm4",
@@ -35,5 +35,5 @@ GLM4 = Family(
         },
         pairs=True,
     ),
-    settings=DecoderSettings(fields=FIELDS, rope=Rope(by_part=True), extra_fields=["partial_rotary_factor"]),
+    settings=DecoderSettings(fields=FIELDS, rope=Rope(by_part=True)),
 )

@@ -20,27 +20,11 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .oracle import Oracle
-from .shared import GPT, QKV, fields_without
+from .shared import GPT, QKV
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
 """What every GPT-2 has; one without is written with zeros, which is the same function."""
-USUAL = fields_without(
-    *"hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps".split(),
-    *"num_key_value_heads hidden_act max_position_embeddings attention_dropout".split(),
-)
-FIELDS = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings",
-    "activation_function": "hidden_act",
-    "attn_pdrop": "attention_dropout",
-    "resid_pdrop": "hidden_dropout",
-    "embd_pdrop": "hidden_dropout",
-    "layer_norm_epsilon": "norm_eps",
-}
-"""What GPT-2 and those after it call ours."""
 FRESH = {
     "vocab_size": 50257,
     "hidden_size": 768,
@@ -59,6 +43,8 @@ FRESH = {
 NORMS = {"ln_1": "self_attn_pre_norm", "ln_2": "mlp_pre_norm"}
 OUTER = {"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"}
 LAYER = ("h.{layer}.", "layers.{layer}.")
+MASKS = ["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"]
+"""What the first checkpoints hold of each layer's attention, and is computed today."""
 LINEAR = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}
 SUMMARY = (
     "summary_type",
@@ -172,15 +158,13 @@ FAMILY = Family(
         layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
         outer=OUTER,
         layers=LAYER[0],
-        ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
+        ignored=MASKS,
         refused={
             "GPT2DoubleHeadsModel": "it has two heads at once, and the second reads the token that a caller points at; "
             "for its language model, load it as GPT2LMHeadModel in transformers and save that"
         },
     ),
     settings=GPT2Settings(
-        usual=USUAL,
-        fields=FIELDS,
         rope=None,
         head_dim=None,
         computed=[

@@ -5,9 +5,9 @@ from ..values import Computed, Flag, InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
-from .gpt2 import FIELDS, USUAL
+from .gpt2 import LINEAR, MASKS, NORMS, OUTER
 from .gpt_neox import by_head
-from .shared import GPT, QKV
+from .shared import GPT, QKV, fields_without
 
 
 def split(config, rows):
@@ -35,22 +35,14 @@ FAMILY = Family(
         "tie_word_embeddings": True,
     },
     names=DecoderNames(
-        layer={
-            "ln_1": "self_attn_pre_norm",
-            "attn.c_attn": QKV,
-            "attn.c_proj": "self_attn.o_proj",
-            "ln_2": "mlp_pre_norm",
-            "mlp.c_fc": "mlp.up_proj",
-            "mlp.c_proj": "mlp.down_proj",
-        },
-        outer={"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"},
+        layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
+        outer=OUTER,
         layers="h.{layer}.",
         split=split,
-        ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
+        ignored=MASKS,
     ),
     settings=DecoderSettings(
-        usual=USUAL,
-        fields=FIELDS,
+        usual=fields_without("num_key_value_heads"),
         rope=None,
         computed=[InnerSize("n_inner"), KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
     ),

@@ -5,9 +5,9 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import every
-from .gpt2 import FIELDS, NORMS, OUTER
 from .gpt2 import FRESH as GPT2_FRESH
-from .shared import GPT, fields_without
+from .gpt2 import NORMS, OUTER
+from .shared import GPT
 
 KINDS = {"global": "full_attention", "local": "sliding_attention"}
 """Official type of a layer -> ours."""
@@ -57,21 +57,6 @@ FAMILY = Family(
         ignored=["h.{layer}.attn.attention.bias", "h.{layer}.attn.attention.masked_bias"],
     ),
     settings=DecoderSettings(
-        usual=fields_without(
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "hidden_act",
-            "rms_norm_eps",
-        ),
-        fields={
-            "num_layers": "num_hidden_layers",
-            "num_heads": "num_attention_heads",
-            **{name: FIELDS[name] for name in ("activation_function", "layer_norm_epsilon")},
-            "resid_dropout": "hidden_dropout",
-            "embed_dropout": "hidden_dropout",
-        },
         rope=None,
         head_dim=None,
         computed=[InnerSize("intermediate_size"), Computed(read_layers, write_layers)],

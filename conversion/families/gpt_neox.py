@@ -1,19 +1,23 @@
 """GPT-NeoX and Pythia (Black et al., 2022): parallel sub-layers, rotation of a part of each head.
 
-Queries, keys and values of a head are side by side in one matrix.
+Queries, keys and values of a head are side by side in one matrix, as in Persimmon (Adept, 2023).
 """
 
 from ..rules.operations import Split
 from ..storage.spelling import Ending
-from ..values import Flag, HeadDim, Rope
+from ..values import Flag, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .shared import NORMS, QKV, ROTARY_GPT, fields_without
+from .shared import NORMS, QKV, ROTARY_GPT
 
 HEAD = Ending({"embed_out.weight": "lm_head.weight"})
 """The language model head: in every checkpoint, and in the class of the newest releases."""
+
+
+NETWORK = {"mlp.dense_h_to_4h": "mlp.up_proj", "mlp.dense_4h_to_h": "mlp.down_proj"}
+"""Official module of the feed-forward network -> ours."""
 
 
 def by_head(config, rows):
@@ -36,8 +40,7 @@ FAMILY = Family(
         layer={
             "attention.query_key_value": QKV,
             "attention.dense": "self_attn.o_proj",
-            "mlp.dense_h_to_4h": "mlp.up_proj",
-            "mlp.dense_4h_to_h": "mlp.down_proj",
+            **NETWORK,
             **NORMS,
         },
         outer={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
@@ -50,15 +53,33 @@ FAMILY = Family(
         ],
     ),
     settings=DecoderSettings(
-        usual=fields_without("num_key_value_heads", "rms_norm_eps"),
-        fields={
-            "layer_norm_eps": "norm_eps",
-            "hidden_dropout": "hidden_dropout",
-            "attention_bias": ("attention_bias", "attention_output_bias"),
-        },
         rope=Rope(by_part=True),
-        head_dim=HeadDim(always=False),
         computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],
-        extra_fields=["rotary_pct"],
+    ),
+)
+
+
+# Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns.
+PERSIMMON = Family(
+    "persimmon",
+    "PersimmonConfig",
+    "PersimmonForCausalLM PersimmonModel PersimmonForSequenceClassification PersimmonForTokenClassification",
+    structure=ROTARY_GPT,
+    fresh={**rotary(25_000.0, 0.5), "hidden_act": "relu2", "qk_norm": True, "norm_eps": 1e-5},
+    names=DecoderNames(
+        layer={
+            "self_attn.query_key_value": QKV,
+            "self_attn.dense": "self_attn.o_proj",
+            "self_attn.q_layernorm": "self_attn.q_norm",
+            "self_attn.k_layernorm": "self_attn.k_norm",
+            **NETWORK,
+            **NORMS,
+        },
+        outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
+        split=by_head,
+    ),
+    settings=DecoderSettings(
+        rope=Rope(by_part=True),
+        computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
     ),
 )

@@ -8,7 +8,6 @@ E experts, C hidden size, I inner width of an expert.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from ..values import Computed
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import every
-from .shared import ALL_ATTENTION_BIASES, LLAMA, fields_without, sinks
+from .shared import LLAMA, sinks
 from .with_experts import ExpertNames
 
 
@@ -56,22 +55,11 @@ def sparse_rules(config):
     ]
 
 
-def _read(official) -> dict[str, Any]:
-    config = official.config
-    slides = "sliding_attention" in config.layer_types
-    return {
-        "sliding_window": config.sliding_window if slides else None,
-        "layer_types": list(config.layer_types),
-        "expert_gate_limit": getattr(config, "swiglu_limit", 7.0),  # older releases have the number in their code
-    }
-
-
-def _write(config, head) -> dict[str, Any]:
-    return {
-        "sliding_window": config.sliding_window,
-        "layer_types": list(config.layer_types),
-        "swiglu_limit": config.expert_gate_limit,
-    }
+LIMIT = Computed(
+    # Older releases have the number in their code.
+    lambda official: {"expert_gate_limit": getattr(official.config, "swiglu_limit", 7.0)},
+    lambda config, head: {"swiglu_limit": config.expert_gate_limit},
+)
 
 
 FAMILY = Family(
@@ -101,16 +89,8 @@ FAMILY = Family(
     },
     names=ExpertNames(published=None, sparse_rules=sparse_rules, more_rules=sinks),
     settings=DecoderSettings(
-        usual=fields_without("hidden_act"),
-        fields={
-            "num_local_experts": "num_experts",
-            "num_experts_per_tok": "num_experts_per_tok",
-            "output_router_logits": "output_router_logits",
-            "router_aux_loss_coef": "router_aux_loss_coef",
-            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-            "attention_bias": ALL_ATTENTION_BIASES,
-        },
+        fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
         unsupported={"hidden_act": ("silu",), "swiglu_alpha": (1.702,)},
-        window=Computed(_read, _write),
+        computed=[LIMIT],
     ),
 )

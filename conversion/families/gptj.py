@@ -12,7 +12,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .gpt2 import FIELDS, USUAL
+from .gpt2 import MASKS
 from .shared import ROTARY_GPT
 
 STRUCTURE = {
@@ -33,9 +33,9 @@ NAMES: dict[str, Any] = {
     "outer": {"wte": "embed_tokens", "ln_f": "norm"},
     "layers": "h.{layer}.",
     "pairs": True,
-    "ignored": ["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias", "h.{layer}.attn.causal_mask"],
+    "ignored": [*MASKS, "h.{layer}.attn.causal_mask"],
 }
-SETTINGS = DecoderSettings(usual=USUAL, fields=FIELDS, rope=RotaryPart(), computed=[InnerSize("n_inner")])
+SETTINGS = DecoderSettings(rope=RotaryPart(), computed=[InnerSize("n_inner")])
 GPTJ = Family(
     "gptj",
     "GPTJConfig",

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from ..values import Computed, Factor, HeadDim, invert_power
+from ..values import Computed, Factor, invert_power
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, LLAMA
+from .shared import LLAMA
 
 FRESH = {
     **rotary(10_000.0),
@@ -20,7 +20,7 @@ LOGITS = Computed(
     lambda config, head: {"logits_scaling": invert_power(config.logit_scale, -1.0)},
 )
 SETTINGS: dict[str, Any] = {
-    "head_dim": HeadDim(always=False),
+    "fields": {"attention_multiplier": "attention_scale"},
     "computed": [
         Factor("embedding_multiplier", "embedding_scale"),
         Factor("residual_multiplier", "residual_multiplier"),
@@ -28,16 +28,11 @@ SETTINGS: dict[str, Any] = {
     ],
     "not_none": ["attention_scale"],
 }
-FIELDS: dict[str, str | tuple[str, ...] | None] = {
-    "attention_bias": ALL_ATTENTION_BIASES,
-    "attention_multiplier": "attention_scale",
-}
 FAMILY = Family(
     "granite",
     "GraniteConfig",
     "GraniteForCausalLM GraniteModel",
     structure=LLAMA,
     fresh=FRESH,
-    names=DecoderNames(),
-    settings=DecoderSettings(fields={**FIELDS, "mlp_bias": "mlp_bias"}, **SETTINGS),
+    settings=DecoderSettings(**SETTINGS),
 )

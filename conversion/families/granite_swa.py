@@ -4,12 +4,12 @@ from typing import Any
 
 from blockformer.files.errors import ConversionError, shown
 
-from ..values import NotExpressible, Rope, WindowByLayer
+from ..values import NotExpressible, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import all_but
-from .granite import FIELDS, FRESH, SETTINGS
-from .granitemoe import NAMES, sparse_rules
+from .granite import FRESH, SETTINGS
+from .granitemoe import FIELDS, sparse_rules
 from .shared import LLAMA, sinks
 from .with_experts import FINE, ExpertNames
 
@@ -51,7 +51,6 @@ STRUCTURE = {**LLAMA, "attention_sinks": True}
 SWA: dict[str, Any] = {
     **SETTINGS,
     "rope": RopeByLayer(),
-    "window": WindowByLayer(by_flag=False),
 }
 GRANITE_SWA = Family(
     "granite_swa",
@@ -60,7 +59,7 @@ GRANITE_SWA = Family(
     structure=STRUCTURE,
     fresh={**FRESH, **all_but(4, 128), "tie_word_embeddings": True, "norm_eps": 1e-5},
     names=DecoderNames(more_rules=sinks),
-    settings=DecoderSettings(fields={**FIELDS, "mlp_bias": "mlp_bias"}, **SWA),
+    settings=DecoderSettings(**SWA),
 )
 GRANITEMOE_SWA = Family(
     "granitemoe_swa",
@@ -69,5 +68,5 @@ GRANITEMOE_SWA = Family(
     structure=STRUCTURE,
     fresh={**FRESH, **FINE, **all_but(4, 128), "tie_word_embeddings": True},
     names=ExpertNames(published=None, sparse_rules=sparse_rules, more_rules=sinks),
-    settings=DecoderSettings(fields={**NAMES, "shared_intermediate_size": "shared_expert_intermediate_size"}, **SWA),
+    settings=DecoderSettings(**{**SWA, "fields": FIELDS}),
 )

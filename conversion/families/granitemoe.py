@@ -5,9 +5,9 @@ from ..rules.table import Rule
 from ..storage.spelling import Ending
 from .base import Family
 from .decoder import DecoderSettings
-from .granite import FIELDS, FRESH, SETTINGS
+from .granite import FRESH, SETTINGS
 from .shared import LLAMA
-from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
+from .with_experts import FINE, ExpertNames
 
 IN_FILES = Ending(
     {
@@ -32,12 +32,7 @@ def sparse_rules(config):
     ]
 
 
-NAMES = {
-    **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
-    "num_local_experts": "num_experts",
-    "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-    **FIELDS,
-}
+FIELDS = {**SETTINGS["fields"], "intermediate_size": ("intermediate_size", "moe_intermediate_size")}
 FAMILY = Family(
     "granitemoe",
     "GraniteMoeConfig",
@@ -45,7 +40,7 @@ FAMILY = Family(
     structure=LLAMA,
     fresh={**FRESH, **FINE},
     names=ExpertNames(published=None, sparse_rules=sparse_rules, spellings=[IN_FILES]),
-    settings=DecoderSettings(fields=NAMES, **SETTINGS),
+    settings=DecoderSettings(**{**SETTINGS, "fields": FIELDS}),
 )
 SHARED = Family(
     "granitemoeshared",
@@ -54,7 +49,5 @@ SHARED = Family(
     structure=LLAMA,
     fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},
     names=ExpertNames(published=None, sparse_rules=sparse_rules, spellings=[IN_FILES]),
-    settings=DecoderSettings(
-        fields={**NAMES, "shared_intermediate_size": "shared_expert_intermediate_size"}, **SETTINGS
-    ),
+    settings=DecoderSettings(**{**SETTINGS, "fields": FIELDS}),
 )

@@ -7,10 +7,11 @@ from transformers import PretrainedConfig
 from ..rules.operations import Split
 from ..rules.table import Rule, module_rules
 from ..values import Computed, NotExpressible, ScansByLayer
-from .bamba import few_full, scan_rules, twice_the_width
+from .bamba import SCAN, scan_rules, twice_the_width
 from .base import Family
 from .decoder import DecoderSettings
-from .granite import FIELDS, FRESH, SETTINGS
+from .fresh import few_full
+from .granite import FRESH, SETTINGS
 from .granitemoe import IN_FILES, sparse_rules
 from .shared import ATTENTION, LLAMA, NORMS, fields_without
 from .with_experts import ExpertNames
@@ -74,7 +75,7 @@ FAMILY = Family(
         **FRESH,
         "position_type": "none",
         "rope_parameters": None,
-        "layer_types": few_full(8),
+        "layer_types": few_full(8, SCAN),
         "mamba_n_heads": twice_the_width,
         "norm_eps": 1e-5,
         "tie_word_embeddings": True,
@@ -88,7 +89,6 @@ FAMILY = Family(
     ),
     settings=DecoderSettings(
         usual=fields_without("intermediate_size"),
-        fields=FIELDS,
         window=ScansByLayer(),
         reads_whole=False,
         **{

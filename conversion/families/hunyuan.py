@@ -8,7 +8,7 @@ from ..values import Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
+from .shared import ATTENTION, LLAMA, MLP, NORMS
 
 
 class RopeWithAlpha(Rope):
@@ -39,5 +39,5 @@ FAMILY = Family(
             "self_attn.key_layernorm": "self_attn.k_norm",
         }
     ),
-    settings=DecoderSettings(fields={"attention_bias": ALL_ATTENTION_BIASES}, rope=RopeWithAlpha()),
+    settings=DecoderSettings(rope=RopeWithAlpha()),
 )

@@ -5,7 +5,7 @@ from ..values import Computed, Factor, Flag
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
+from .shared import LLAMA
 
 
 def read_scale(official):
@@ -26,9 +26,8 @@ FAMILY = Family(
     "HyperCLOVAXForCausalLM HyperCLOVAXModel",
     structure=LLAMA,
     fresh={**rotary(100_000_000.0), "norm_placement": "pre_output", "norm_eps": 1e-5, "attention_scale": 0.0078125},
-    names=DecoderNames(layer={**ATTENTION, **MLP, **NORMS}, more_rules=output_norms),
+    names=DecoderNames(more_rules=output_norms),
     settings=DecoderSettings(
-        fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
         computed=[
             Flag("use_post_norm", "norm_placement", ("pre", "pre_output")),
             Factor("embedding_multiplier", "embedding_scale"),

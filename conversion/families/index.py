@@ -45,7 +45,10 @@ NAMES: tuple[str, ...] = (
     *("plbart", "blenderbot", "pegasus", "m2m_100"),
     *ONE_STACK,
 )
-"""All official families. On the way out the first that can express a config is taken: it demands the most."""
+"""All official families. On the way out the first that can express a config is taken: it demands the most.
+
+Which there are and which goes first is one list, so that no family can be in one and missing in the other.
+"""
 MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 """Families whose official `model_type` is not their name."""
 FORMER_TYPES = {"new": "gte"}
@@ -80,8 +83,11 @@ FILES = {
     "gemma3_text": "gemma",
     "gemma4_text": "gemma4",
     "vaultgemma": "gemma",
-    "cwm": "ministral",
-    "iquestcoder": "internlm3",
+    **dict.fromkeys(("qwen2", "qwen3", "mistral", "ministral", "cwm", "arcee", "helium", "seed_oss"), "llama"),
+    **dict.fromkeys(("ernie4_5", "internlm3", "iquestcoder"), "llama"),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "flint", "mellum"), "qwen_moe"),
+    "minimax_m2": "mixtral",
+    **dict.fromkeys(("dots1", "solar_open", "glm4_moe", "exaone_moe", "hy_v3"), "like_deepseek"),
     "hunyuan_v1_dense": "hunyuan",
     "glm4": "glm",
     "cohere2": "cohere",
@@ -91,7 +97,10 @@ FILES = {
     "granitemoe_swa": "granite_swa",
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), "qwen3_next"),
     "lfm2_moe": "lfm2",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek"),
+    "xglm": "biogpt",
+    "persimmon": "gpt_neox",
+    "ernie": "bert",
     "modernbert-decoder": "modernbert",
     **dict.fromkeys(("xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl"), "roberta"),
     "roberta-prelayernorm": "roberta",

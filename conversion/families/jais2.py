@@ -1,9 +1,8 @@
 """Jais 2 (Inception, 2025): Llama with layer norms, and squared ReLU without a gate."""
 
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LAYER_NORM_FIELDS, NORMS, PLAIN_MLP, ROTARY_GPT
+from .shared import ROTARY_GPT
 
 FAMILY = Family(
     "jais2",
@@ -11,8 +10,4 @@ FAMILY = Family(
     "Jais2ForCausalLM Jais2Model",
     structure=ROTARY_GPT,
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},
-    names=DecoderNames(layer={**ATTENTION, **PLAIN_MLP, **NORMS}),
-    settings=DecoderSettings(
-        usual=LAYER_NORM_FIELDS, fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"}
-    ),
 )

@@ -4,10 +4,10 @@ from typing import Any
 
 from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
-from ..values import Computed, HeadDim, StatesByLayer
+from ..values import Computed, StatesByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .fresh import rotary
+from .fresh import few_full, rotary
 from .shared import ATTENTION, LLAMA, fields_without
 from .with_experts import FINE, ExpertNames, first_dense
 
@@ -24,12 +24,6 @@ CONVOLUTION = {
     "conv.in_proj": "self_attn.in_proj",
     "conv.out_proj": "self_attn.out_proj",
 }
-
-
-def mostly_conv(settings: dict) -> list:
-    """The layers of a fresh model: each third one has keys, as the last one has."""
-    count = settings["num_hidden_layers"]
-    return ["full_attention" if layer % 3 == 0 or layer == count else "conv" for layer in range(1, count + 1)]
 
 
 def read_width(official) -> dict[str, Any]:
@@ -73,12 +67,9 @@ BOTH: dict[str, Any] = {
 }
 SETTINGS: dict[str, Any] = {
     "window": StatesByLayer("conv", ("conv_L_cache", "conv_bias")),
-    "head_dim": HeadDim(always=False),
     "reads_whole": False,
 }
-LACKING = ("rms_norm_eps", "hidden_act", "attention_dropout")
-FIELDS = {"norm_eps": "norm_eps"}
-FRESH = {**rotary(1_000_000.0), "layer_types": mostly_conv, "norm_eps": 1e-5, "tie_word_embeddings": True}
+FRESH = {**rotary(1_000_000.0), "layer_types": few_full(3, "conv"), "norm_eps": 1e-5, "tie_word_embeddings": True}
 FAMILY = Family(
     "lfm2",
     "Lfm2Config",
@@ -90,13 +81,11 @@ FAMILY = Family(
         **BOTH,
     ),
     settings=DecoderSettings(
-        usual=fields_without(*LACKING, "intermediate_size"),
-        fields=FIELDS,
+        usual=fields_without("intermediate_size"),
         computed=[Computed(read_width, write_width)],
         **SETTINGS,
     ),
 )
-NAMES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor")
 MOE = Family(
     "lfm2_moe",
     "Lfm2MoeConfig",
@@ -111,8 +100,7 @@ MOE = Family(
         **BOTH,
     ),
     settings=DecoderSettings(
-        usual=fields_without(*LACKING),
-        fields={**FIELDS, **{name: name for name in NAMES}, "use_expert_bias": "router_selection_bias"},
+        fields={"use_expert_bias": "router_selection_bias"},
         without_effect=("router_aux_loss_coef", "output_router_logits"),
         computed=[first_dense("num_dense_layers")],
         **SETTINGS,

@@ -2,21 +2,17 @@
 
 from ..values import TOKEN_TYPES
 from .base import Family
-from .bert import FIELDS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, POSITIONS, STRUCTURE
+from .bert import FRESH, LANGUAGE_MODEL, NAMES, POSITIONS, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import standard_heads
 from .roberta import norms_before
 
 FAMILY = Family(
     "megatron-bert",
     "MegatronBertConfig",
-    standard_heads(
-        "MegatronBertModel MegatronBertForMaskedLM MegatronBertForSequenceClassification "
-        "MegatronBertForMultipleChoice MegatronBertForTokenClassification "
-        "MegatronBertForQuestionAnswering MegatronBertForCausalLM MegatronBertForPreTraining "
-        "MegatronBertForNextSentencePrediction",
-        POOLED_ROWS,
-    ),
+    "MegatronBertModel MegatronBertForMaskedLM MegatronBertForSequenceClassification "
+    "MegatronBertForMultipleChoice MegatronBertForTokenClassification "
+    "MegatronBertForQuestionAnswering MegatronBertForCausalLM MegatronBertForPreTraining "
+    "MegatronBertForNextSentencePrediction",
     structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False},
     fresh={**FRESH, "vocab_size": 29056, "pooler_act": "tanh"},
     names=EncoderNames(
@@ -26,7 +22,6 @@ FAMILY = Family(
         language_model=LANGUAGE_MODEL,
     ),
     settings=EncoderSettings(
-        fields={theirs: ours for theirs, ours in FIELDS.items() if ours != "classifier_dropout"},
         positions=POSITIONS,
         computed=[TOKEN_TYPES],
     ),

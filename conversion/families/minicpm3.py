@@ -52,7 +52,7 @@ FAMILY = Family(
     },
     names=DecoderNames(**{**LATENT_NAMES, "more_rules": partial(attention_rules, pairs=False)}),
     settings=DecoderSettings(
-        fields={**LATENT_FIELDS, "mlp_bias": "mlp_bias"},
+        fields=LATENT_FIELDS,
         computed=[Factor("scale_emb", "embedding_scale"), Computed(read_factors, write_factors)],
         **LATENT_SETTINGS,
     ),

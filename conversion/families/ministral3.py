@@ -2,9 +2,9 @@
 
 from blockformer.files.errors import ConversionError
 
-from ..values import Rope, WindowEverywhere
+from ..values import Rope
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .shared import LLAMA
 
@@ -56,6 +56,5 @@ FAMILY = Family(
         },
         "query_growth": 0.1,
     },
-    names=DecoderNames(),
-    settings=DecoderSettings(rope=RopeWithGrowth(), window=WindowEverywhere()),
+    settings=DecoderSettings(rope=RopeWithGrowth()),
 )

@@ -14,21 +14,15 @@ from .base import Family
 from .bert_like import EncoderNames, EncoderSettings
 from .decoder import DecoderNames, DecoderSettings
 from .encoder_decoder import HeadDropout
-from .encoder_heads import LM, EncoderHead, LanguageModelNames
+from .encoder_heads import LanguageModelNames, encoder_heads
 from .fresh import all_but, by_type
 from .head import Head
-from .shared import LLAMA, QKV, fields_without
+from .shared import LLAMA, QKV
 
 FIELDS: dict[str, Any] = {
-    "hidden_activation": "hidden_act",
     "norm_bias": "norm_bias",
-    "norm_eps": "norm_eps",
-    "attention_bias": ("attention_bias", "attention_output_bias"),
-    "mlp_bias": "mlp_bias",
     "decoder_bias": "lm_head_bias",
     "classifier_bias": "head_transform_bias",
-    "embedding_dropout": "hidden_dropout",
-    "attention_dropout": "attention_dropout",
     "mlp_dropout": "activation_dropout",
 }
 NORMS = {"attn_norm": "self_attn_pre_norm", "mlp_norm": "mlp_pre_norm"}
@@ -105,25 +99,21 @@ def _write_pooling(config, head):
 TRANSFORM = {"head.dense": "classifier_transform.dense", "head.norm": "classifier_transform.norm"}
 """What a classifier reads: modules of the head, official and ours."""
 SCORE = {**TRANSFORM, "classifier": "score"}
+ROWS = {"modules": SCORE}
 
 
 ENCODER = Family(
     "modernbert",
     "ModernBertConfig",
-    [
-        EncoderHead("ModernBertModel", "BlockformerEncoderModel"),
-        EncoderHead("ModernBertForMaskedLM", "BlockformerEncoderForMaskedLM", parts=frozenset([LM])),
-        EncoderHead(
-            "ModernBertForSequenceClassification", "BlockformerEncoderForSequenceClassification", modules=SCORE
-        ),
-        EncoderHead("ModernBertForTokenClassification", "BlockformerEncoderForTokenClassification", modules=SCORE),
-        EncoderHead("ModernBertForMultipleChoice", "BlockformerEncoderForMultipleChoice", modules=SCORE),
-        EncoderHead(
-            "ModernBertForQuestionAnswering",
-            "BlockformerEncoderForQuestionAnswering",
-            modules={**TRANSFORM, "classifier": "qa_outputs"},
-        ),
-    ],
+    encoder_heads(
+        "ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification ModernBertForTokenClassification "
+        "ModernBertForMultipleChoice ModernBertForQuestionAnswering",
+        ROWS,
+        ForTokenClassification=ROWS,
+        ForMultipleChoice=ROWS,
+        ForQuestionAnswering={"modules": {**TRANSFORM, "classifier": "qa_outputs"}},
+        Model={},
+    ),
     structure=STRUCTURE,
     fresh={**FRESH, "pooling": "mean"},
     names=EncoderNames(
@@ -138,11 +128,7 @@ ENCODER = Family(
         ),
     ),
     settings=EncoderSettings(
-        fields={
-            **{name: name for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")},
-            "max_position_embeddings": "max_position_embeddings",
-            **FIELDS,
-        },
+        fields=FIELDS,
         positions=RopeByLayerType(),
         computed=[
             Window(),
@@ -187,8 +173,7 @@ DECODER = Family(
         outer={"embeddings.tok_embeddings": "embed_tokens", **STACK},
     ),
     settings=DecoderSettings(
-        usual=fields_without("hidden_act", "num_key_value_heads", "rms_norm_eps"),
-        fields={**FIELDS},
+        fields=FIELDS,
         rope=RopeByLayerType(),
         window=Window(),
         computed=[ACTIVATION, HeadDropout()],

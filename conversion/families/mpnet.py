@@ -7,9 +7,9 @@ from blockformer.files.errors import ConversionError
 
 from ..values import Computed, NotExpressible
 from .base import Family
-from .bert import EMBEDDINGS, FIELDS, NAMES, STRUCTURE
+from .bert import EMBEDDINGS, NAMES, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import ROBERTA_ROWS, standard_heads
+from .encoder_heads import ROBERTA_ROWS, encoder_heads
 from .roberta import FRESH, GELU_HEAD, LANGUAGE_MODEL
 
 PADDING, BUCKETS = 1, 32
@@ -38,7 +38,7 @@ def _write_positions(config, head):
 FAMILY = Family(
     "mpnet",
     "MPNetConfig",
-    standard_heads(
+    encoder_heads(
         "MPNetModel MPNetForMaskedLM MPNetForSequenceClassification MPNetForMultipleChoice "
         "MPNetForTokenClassification MPNetForQuestionAnswering",
         ROBERTA_ROWS,
@@ -63,7 +63,6 @@ FAMILY = Family(
         language_model=LANGUAGE_MODEL,
     ),
     settings=EncoderSettings(
-        fields={theirs: ours for theirs, ours in FIELDS.items() if ours not in ("use_cache", "classifier_dropout")},
         positions=Computed(_read_positions, _write_positions),
         computed=[GELU_HEAD],
     ),

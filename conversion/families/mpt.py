@@ -2,7 +2,7 @@
 
 from blockformer.files.errors import ConversionError, listed, shown
 
-from ..values import Computed, HeadDim, InnerSize
+from ..values import Computed, InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
@@ -77,26 +77,8 @@ FAMILY = Family(
     ),
     settings=DecoderSettings(
         reads_whole=False,
-        usual=fields_without(
-            "num_key_value_heads",
-            "intermediate_size",
-            "hidden_act",
-            "attention_dropout",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "max_position_embeddings",
-            "rms_norm_eps",
-        ),
-        fields={
-            "d_model": "hidden_size",
-            "n_layers": "num_hidden_layers",
-            "n_heads": "num_attention_heads",
-            "max_seq_len": "max_position_embeddings",
-            "layer_norm_epsilon": "norm_eps",
-        },
+        usual=fields_without("resid_pdrop"),
         rope=None,
-        head_dim=HeadDim(always=False),
         computed=[InnerSize(), Computed(read_attention, write_attention)],
         unsupported={
             "no_bias": (True,),

@@ -12,15 +12,18 @@ from blockformer.files.errors import ConversionError, shown
 
 from ..rules.patterns import tuple_of
 from ..rules.table import Rule, RuleTable
-from ..storage.spelling import Alternative, OneName, Spelling, Spellings
+from ..storage.spelling import Alternative, OneName, Prefix, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from .architectures import named_classes, unknown_class
 from .head import Head
 from .oracle import Oracle
 from .settings import Settings
+from .shared import FIELDS, Fields
 
 HeadKind = TypeVar("HeadKind", bound=Head)
 
+PREFIX, NO_PREFIX = "prefix", "no prefix"
+"""Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
 HEAD_ONLY = "head in place of embeddings"
 """A trait of tied checkpoints."""
 
@@ -45,6 +48,8 @@ class Names(ABC, Generic[HeadKind]):
 
     topology: ClassVar[str]
     """What the family's presets are."""
+    usual_fields: ClassVar[Fields] = FIELDS
+    """What their configs call ours, where a family does not say it."""
     oracle: ClassVar[Oracle] = Oracle()
     """How the official class is run where the family does not say it."""
 
@@ -182,13 +187,34 @@ class Names(ABC, Generic[HeadKind]):
         Raises:
             ConversionError: `architectures` names a head that the family does not have.
         """
-        head = self.known_head(config).official
-        stays = earlier is not None and earlier.head == head and config.tie_word_embeddings
-        return CheckpointVariant(head, earlier.traits & {HEAD_ONLY} if earlier is not None and stays else frozenset())
+        head = self.known_head(config)
+        if earlier is None or earlier.head != head.official:
+            return CheckpointVariant(head.official)
+        fits = {each.name for several in self.alternatives(head) for each in several}
+        fits |= {HEAD_ONLY} if config.tie_word_embeddings else set()
+        return CheckpointVariant(head.official, earlier.traits & fits)
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """What the names of the stack's tensors begin with, after their prefix."""
+        return ()
+
+    def root_of(self, head: HeadKind) -> str:
+        """Prefix of the official names of the stack's tensors with this head."""
+        return head.root
 
     def alternatives(self, head: HeadKind) -> Sequence[Sequence[Alternative]]:
         """Other ways in which checkpoints of this head write names: of each list at most one, the first shown."""
-        return ()
+        return [self.prefixes(head)]
+
+    def prefixes(self, head: HeadKind) -> list[Alternative]:
+        """The prefix that names have with a head, in a checkpoint without one; and the other way round."""
+        bare = next((self.root_of(each) for each in self.heads if each.bare), "")
+        with_head = next((root for each in self.heads if (root := self.root_of(each)) != bare), bare)
+        own = self.root_of(head)
+        name, other = (PREFIX, with_head) if own == bare else (NO_PREFIX, bare)
+        starts = (other,) if other else self.inner
+        return [] if own == other else [Alternative(name, Prefix(other, own, self.inner), starts=starts)]
 
     def shown_alternatives(self, head: HeadKind, names: Collection[str]) -> frozenset[str]:
         """The names of the alternatives that a checkpoint's tensors show."""

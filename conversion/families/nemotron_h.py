@@ -19,8 +19,9 @@ from ..values import NotExpressible
 from .bamba import SCAN, scan_rules, twice_the_width
 from .base import Family
 from .decoder import DecoderSettings
+from .fresh import few_full
 from .shared import LLAMA, fields_without
-from .with_experts import DEEPSEEK_FIELDS, FLOAT32_ROUTER, SELECTION_BIAS, ExpertNames, expert_groups
+from .with_experts import FLOAT32_ROUTER, SELECTION_BIAS, ExpertNames, expert_groups
 
 FULL = "full_attention"
 MIXERS = {"M": SCAN, "*": FULL}
@@ -50,7 +51,9 @@ SIZES = {
 }
 """Official field of a state space -> ours."""
 EXPERT_FIELDS = {
-    **DEEPSEEK_FIELDS,
+    **{name: name for name in ("num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size")},
+    "routed_scaling_factor": "routed_scaling_factor",
+    "n_routed_experts": "num_experts",
     "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
     "moe_latent_size": "moe_latent_size",
 }
@@ -148,15 +151,12 @@ class TurnsNames(ExpertNames):
         return [f"layers.{place}." for place, letter in enumerate(pattern_of(config)) if letter == "E"]
 
 
-def in_turns(settings: dict) -> list[Any]:
-    """The layers of a fresh model: each fourth one has keys, as the last one has."""
-    count = settings["num_hidden_layers"]
-    return [SCAN if layer % 4 and layer < count else FULL for layer in range(1, count + 1)]
+IN_TURNS = few_full(4, SCAN)
 
 
 def some_networks(settings: dict) -> list[Any]:
     """The networks of a fresh model: a state space before attention is without one."""
-    kinds = [*in_turns(settings), None]
+    kinds = [*IN_TURNS(settings), None]
     return [kind == FULL or after != FULL for kind, after in itertools.pairwise(kinds)]
 
 
@@ -167,7 +167,7 @@ FAMILY = Family(
     structure={**LLAMA, "position_type": "none", "gated_mlp": False, "hidden_act": "relu2"},
     fresh={
         "rope_parameters": None,
-        "layer_types": in_turns,
+        "layer_types": IN_TURNS,
         "mlp_layers": some_networks,
         "mamba_n_heads": twice_the_width,
         "mamba_step_min": 0.001,
@@ -182,11 +182,9 @@ FAMILY = Family(
         outside=["mtp.*"],
     ),
     settings=DecoderSettings(
-        usual=fields_without("rms_norm_eps", "hidden_act", "num_hidden_layers"),
-        fields={"layer_norm_epsilon": "norm_eps", "mlp_hidden_act": "hidden_act", "mlp_bias": "mlp_bias"},
+        usual=fields_without("num_hidden_layers"),
         rope=None,
         window=Turns(),
-        extra_fields=["hybrid_override_pattern"],
         reads_whole=False,
     ),
 )

@@ -4,14 +4,13 @@ OLMo has layer norms without weights, and may clip queries, keys and values. OLM
 one on all queries and on all keys; OLMo 3 has windows, too.
 """
 
-from ..values import HeadDim, RopeByLayerType, WindowByLayer
+from ..values import RopeByLayerType
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, fields_without
+from .shared import ATTENTION, LLAMA, MLP
 
 STRUCTURE = {**LLAMA, "norm_placement": "output", "qk_norm": "projection"}
-BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
 OLMO = Family(
     "olmo",
     "OlmoConfig",
@@ -19,9 +18,7 @@ OLMO = Family(
     structure={**LLAMA, "norm_type": "layer_norm", "norm_weight": "none", "norm_bias": False, "norm_eps": 1e-5},
     fresh={**rotary(10_000.0), "clip_qkv": 8.0},
     names=DecoderNames(layer={**ATTENTION, **MLP}, outer={"embed_tokens": "embed_tokens"}),
-    settings=DecoderSettings(
-        usual=fields_without("rms_norm_eps"), fields={**BIASES, "clip_qkv": "clip_qkv"}, head_dim=HeadDim(always=False)
-    ),
+    settings=DecoderSettings(fields={"clip_qkv": "clip_qkv"}),
 )
 OLMO2 = Family(
     "olmo2",
@@ -29,8 +26,6 @@ OLMO2 = Family(
     "Olmo2ForCausalLM Olmo2Model Olmo2ForSequenceClassification",
     structure=STRUCTURE,
     fresh=rotary(500_000.0),
-    names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
-    settings=DecoderSettings(fields=BIASES, head_dim=HeadDim(always=False)),
 )
 OLMO3 = Family(
     "olmo3",
@@ -38,8 +33,5 @@ OLMO3 = Family(
     "Olmo3ForCausalLM Olmo3Model Olmo3ForSequenceClassification",
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},
-    names=DecoderNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
-    settings=DecoderSettings(
-        fields=BIASES, rope=RopeByLayerType(), window=WindowByLayer(by_flag=False), head_dim=HeadDim(always=False)
-    ),
+    settings=DecoderSettings(rope=RopeByLayerType()),
 )

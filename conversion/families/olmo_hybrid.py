@@ -4,19 +4,20 @@ Released checkpoints have no positions: states know the order. Their norms and c
 the official class, and what the class writes differs from both.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
 from ..rules.operations import Reversed, Split
 from ..rules.table import Rule, module_rules
-from ..values import HeadDim, Rope, StatesByLayer
+from ..storage.spelling import Alternative
+from ..values import Rope, StatesByLayer
 from ..values.states import SIZES
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .fresh import rotary
-from .olmo import BIASES, STRUCTURE
-from .qwen3_next import every_fourth, sizes_of
+from .fresh import few_full, rotary
+from .olmo import STRUCTURE
+from .qwen3_next import sizes_of
 from .shared import ATTENTION, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
 
 PUBLISHED = "as published"
@@ -57,23 +58,10 @@ class RopeOrNone(Rope):
 class HybridNames(DecoderNames):
     """The names of a decoder whose layers have norms of one name in other places, by their type."""
 
-    @property
-    def own_traits(self):
-        """See `Names.own_traits`."""
-        return super().own_traits | {PUBLISHED}
-
-    def variant_of(self, official, names=None, read=None):
-        """See `Names.variant_of`."""
-        variant = super().variant_of(official, names, read)
-        if any(name.endswith(".post_attention_layernorm.weight") for name in names or ()):
-            return replace(variant, traits=variant.traits | {PUBLISHED})
-        return variant
-
-    def variant_for(self, config, earlier=None):
-        """See `Names.variant_for`."""
-        variant = super().variant_for(config, earlier)
-        kept = earlier.traits & {PUBLISHED} if earlier is not None and earlier.head == variant.head else frozenset()
-        return replace(variant, traits=variant.traits | kept)
+    def alternatives(self, head):
+        """See `Names.alternatives`."""
+        published = Alternative(PUBLISHED, ends=(".post_attention_layernorm.weight",))
+        return [*super().alternatives(head), [published]]
 
     def storage(self, variant, config):
         """See `Names.storage`."""
@@ -115,15 +103,13 @@ FAMILY = Family(
         **rotary(500_000.0),
         "position_type": "none",
         "rope_parameters": None,
-        "layer_types": every_fourth,
+        "layer_types": few_full(4, STATE),
         "linear_allow_neg_eigval": True,
     },
     names=HybridNames(layer={**ATTENTION, **MLP, **Q_AND_K_NORM}, more_rules=rules_of_states),
     settings=DecoderSettings(
-        fields=BIASES,
         rope=RopeOrNone(),
         window=StatesByLayer(names=(*SIZES, "linear_allow_neg_eigval")),
-        head_dim=HeadDim(always=False),
         reads_whole=False,
     ),
 )

@@ -3,15 +3,10 @@
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
-from .with_experts import FINE, ROUTER_FIELDS, ExpertNames
+from .shared import LLAMA
+from .with_experts import FINE, ExpertNames
 
-FIELDS = {
-    **ROUTER_FIELDS,
-    "num_experts": "num_experts",
-    "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-    "attention_bias": ALL_ATTENTION_BIASES,
-}
+FIELDS = {"intermediate_size": ("intermediate_size", "moe_intermediate_size")}
 
 OLMOE = Family(
     "olmoe",
@@ -19,7 +14,7 @@ OLMOE = Family(
     "OlmoeForCausalLM OlmoeModel",
     structure={**LLAMA, "qk_norm": "projection"},
     fresh={**rotary(10_000.0), **FINE, "norm_topk_prob": False},
-    names=ExpertNames(layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM}),
+    names=ExpertNames(),
     settings=DecoderSettings(fields=FIELDS, unsupported={"clip_qkv": (None,)}),
 )
 FLEX_OLMO = Family(
@@ -28,6 +23,6 @@ FLEX_OLMO = Family(
     "FlexOlmoForCausalLM FlexOlmoModel",
     structure={**LLAMA, "norm_placement": "output", "qk_norm": "projection"},
     fresh={**rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},
-    names=ExpertNames(layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM}),
+    names=ExpertNames(),
     settings=DecoderSettings(fields=FIELDS),
 )

@@ -4,11 +4,19 @@ In the model of 350 million parameters, token vectors are half as wide as the st
 """
 
 from ..rules.table import module_rules
-from ..values import Computed, HeadDim, NotExpressible
+from ..values import Computed, NotExpressible
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
-from .shared import ALL_BIASES, GPT, QKV, fields_without
+from .shared import ALL_BIASES, GPT, QKV
+
+MODULES = {
+    **{name: name for name in QKV},
+    "self_attn.out_proj": "self_attn.o_proj",
+    "fc1": "mlp.up_proj",
+    "fc2": "mlp.down_proj",
+}
+"""Official module of a layer -> ours, of those that are no norm."""
 
 
 def read_norms(official):
@@ -63,12 +71,7 @@ FAMILY = Family(
     structure={**GPT, "position_type": "learned", "position_offset": 2, "padding_position": "before", "norm_eps": 1e-5},
     fresh={"hidden_act": "relu", "tie_word_embeddings": True},
     names=DecoderNames(
-        layer={
-            **{name: name for name in QKV},
-            "self_attn.out_proj": "self_attn.o_proj",
-            "fc1": "mlp.up_proj",
-            "fc2": "mlp.down_proj",
-        },
+        layer=MODULES,
         more_rules=norm_rules,
         outer={
             "embed_tokens": "embed_tokens",
@@ -79,18 +82,8 @@ FAMILY = Family(
         },
     ),
     settings=DecoderSettings(
-        usual=fields_without(
-            "num_key_value_heads", "intermediate_size", "hidden_act", "initializer_range", "rms_norm_eps"
-        ),
-        fields={
-            "ffn_dim": "intermediate_size",
-            "activation_function": "hidden_act",
-            "dropout": "hidden_dropout",
-            "init_std": "initializer_range",
-            "enable_bias": ALL_BIASES,
-        },
+        fields={"enable_bias": ALL_BIASES},
         rope=None,
-        head_dim=HeadDim(always=False),
         computed=[Computed(read_norms, write_norms), Computed(read_width, write_width)],
         training_only=["layerdrop"],
     ),

@@ -4,12 +4,12 @@ Phi has parallel sub-layers that share a norm, and turns a part of each head. Ph
 one matrix, gate and up projection in another.
 """
 
-from ..values import Computed, Flag, HeadDim, Rope, WindowEverywhere
+from ..values import Computed, Flag, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .shared import FUSED_MLP, LAYER_NORM_FIELDS, LLAMA, NORMS, QKV, ROTARY_GPT
+from .shared import FUSED_MLP, LLAMA, NORMS, QKV, ROTARY_GPT
 
 TRAINED = "original_max_position_embeddings"
 
@@ -38,12 +38,8 @@ PHI = Family(
         outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
     ),
     settings=DecoderSettings(
-        usual=LAYER_NORM_FIELDS,
-        fields={"resid_pdrop": "hidden_dropout", "embd_pdrop": "hidden_dropout"},
         rope=Rope(by_part=True),
-        head_dim=HeadDim(always=False),
         computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
-        extra_fields=["partial_rotary_factor"],
     ),
 )
 PHI3 = Family(
@@ -54,10 +50,7 @@ PHI3 = Family(
     fresh=rotary(10_000.0),
     names=DecoderNames(layer={"self_attn.qkv_proj": QKV, "self_attn.o_proj": "self_attn.o_proj", **FUSED_MLP, **NORMS}),
     settings=DecoderSettings(
-        fields={"resid_pdrop": "hidden_dropout"},
         rope=Rope(by_part=True),
-        window=WindowEverywhere(),
-        head_dim=HeadDim(always=False),
         computed=[Computed(writer=write_trained_length)],
     ),
 )

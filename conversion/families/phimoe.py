@@ -8,12 +8,12 @@ longer than `original_max_position_embeddings` ours turns by the long factors, t
 from blockformer.files.errors import ConversionError, shown
 
 from ..storage.experts import OneByOne
-from ..values import Computed, HeadDim, NotExpressible, Rope, WindowEverywhere
+from ..values import Computed, NotExpressible, Rope
 from .base import Family
 from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .shared import ALL_ATTENTION_BIASES, LLAMA
+from .shared import LLAMA
 from .with_experts import ExpertNames
 
 MSCALES = ("short_mscale", "long_mscale")
@@ -79,20 +79,11 @@ FAMILY = Family(
         published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"), modules={"router": "gate"}), router="router"
     ),
     settings=DecoderSettings(
-        fields={
-            "output_router_logits": "output_router_logits",
-            "router_aux_loss_coef": "router_aux_loss_coef",
-            "num_local_experts": "num_experts",
-            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-            "attention_bias": ALL_ATTENTION_BIASES,
-            "lm_head_bias": "lm_head_bias",
-        },
+        fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size"), "lm_head_bias": "lm_head_bias"},
         not_none=["router_margin"],
         unsupported={"num_experts_per_tok": (2,)},
         training_only=["input_jitter_noise"],
-        head_dim=HeadDim(always=False),
         rope=RopeWithMscale(),
-        window=WindowEverywhere(),
         computed=[MARGIN],
     ),
 )

@@ -14,10 +14,10 @@ from ..rules.table import Rule, module_rules
 from ..values import Rope, RopeOfText, StatesByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .fresh import rotary
+from .fresh import few_full, rotary
 from .further import LIKE_QWEN, LIKE_QWEN_3_5
-from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, fields_without
-from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertNames
+from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
 STATE = "linear_attn"
@@ -27,13 +27,7 @@ LAYER |= {**MLP, **NORMS, **Q_AND_K_NORM, **SAME}
 PARTS = ("in_proj_q", "in_proj_k", "in_proj_v", "in_proj_z")
 
 
-def every_fourth(settings: dict) -> list:
-    """The layers of a fresh model, of which the last one has keys, too: these count a text's tokens."""
-    count = settings["num_hidden_layers"]
-    return ["linear_attention" if layer % 4 and layer < count else "full_attention" for layer in range(1, count + 1)]
-
-
-FRESH = {**rotary(10_000_000.0, 0.25), "layer_types": every_fourth}
+FRESH = {**rotary(10_000_000.0, 0.25), "layer_types": few_full(4, "linear_attention")}
 
 
 def sizes_of(config: PretrainedConfig) -> tuple[int, int, int]:
@@ -91,7 +85,6 @@ SETTINGS: dict[str, Any] = {
 SPARSE = {**SHARED, "shared_expert_gate": "shared_expert_gate"}
 SPARSE_STRUCTURE = {**STRUCTURE, "shared_expert_gate": True}
 SPARSE_FRESH = {**FRESH, **FINE, "shared_expert_intermediate_size": 384}
-SIZES = {name: name for name in ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")}
 NEXT = Family(
     "qwen3_next",
     "Qwen3NextConfig",
@@ -100,9 +93,7 @@ NEXT = Family(
     structure=SPARSE_STRUCTURE,
     fresh=SPARSE_FRESH,
     names=ExpertNames(sparse=SPARSE, more_rules=next_rules, further=LIKE_QWEN, **NAMES),
-    settings=DecoderSettings(
-        rope=Rope(by_part=True), fields={**ROUTER_FIELDS, **SIZES}, computed=(LIKE_QWEN, SPARSE_STEP), **SETTINGS
-    ),
+    settings=DecoderSettings(rope=Rope(by_part=True), computed=(LIKE_QWEN, SPARSE_STEP), **SETTINGS),
 )
 TEXT = Family(
     "qwen3_5_text",
@@ -127,8 +118,6 @@ MOE_TEXT = Family(
     names=ExpertNames(sparse=SPARSE, more_rules=text_rules, further=LIKE_QWEN_3_5, **NAMES),
     settings=DecoderSettings(
         rope=RopeOfText(by_part=True),
-        usual=fields_without("intermediate_size"),
-        fields={**{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"}, **SIZES},
         without_effect=["intermediate_size"],
         computed=[LIKE_QWEN_3_5],
         extra_fields=["mtp_num_hidden_layers"],

@@ -118,7 +118,8 @@ def official_names(config_class: type[PretrainedConfig]) -> dict[str, str]:
     """Field of an official config -> the field of one of our config classes that means it."""
     ours: dict[str, str] = {}
     for family in FAMILIES.values():
-        ours |= {theirs: meant[0] for theirs, meant in family.settings.fields.items() if meant[0] in axes(config_class)}
+        meanings = family.settings.meanings.items()
+        ours |= {theirs: meant[0] for theirs, meant in meanings if meant[0] in axes(config_class)}
     return ours
 
 
@@ -136,7 +137,7 @@ def family_for(config: PretrainedConfig) -> Family:
 
     def least(family: Family) -> tuple[bool, int]:
         """The least that its distance can be, by its fixed settings."""
-        unequal = sum(getattr(config, name, value) != value for name, value in family.settings.fixed.items())
+        unequal = sum(getattr(config, name, value) != value for name, value in family.settings.constant.items())
         return has_no_head(family), unequal if family.names.head_for(config) is not None else 0
 
     def distance(name: str) -> tuple[bool, int, int]:

@@ -15,10 +15,10 @@ from blockformer.files.errors import ConversionError, shown
 
 from ..values import TOKEN_TYPES, Computed, EncoderPositions
 from .base import Family
-from .bert import FIELDS, LAYER, NAMES, STRUCTURE
 from .bert import FRESH as BERT_FRESH
+from .bert import LAYER, NAMES, STRUCTURE
 from .bert_like import EMBEDDING_NORM, EncoderNames, EncoderSettings
-from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
+from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, encoder_heads
 
 FRESH = {
     **BERT_FRESH,
@@ -74,12 +74,11 @@ def roberta(
     return Family(
         name,
         config_class,
-        standard_heads(classes, ROBERTA_ROWS),
+        encoder_heads(classes, ROBERTA_ROWS),
         structure=structure,
         fresh={**FRESH, **fresh},
         names=EncoderNames(**{**NAMES, "root": "roberta.", "language_model": LANGUAGE_MODEL, **names}),
         settings=EncoderSettings(
-            fields=FIELDS,
             positions=EncoderPositions(relative=True, shifted=True),
             computed=[TOKEN_TYPES, GELU_HEAD],
         ),

@@ -13,11 +13,10 @@ from blockformer.model.axes import is_number
 from ..storage.modules import ModulesInFiles
 from ..values import Computed, HeadDim, Rope
 from .base import Family
-from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
-from .bert import FIELDS as BERT_FIELDS
+from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL
 from .bert import STRUCTURE as BERT_STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
-from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
+from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, encoder_heads
 from .former import Former
 from .fresh import rotary
 from .roberta import FRESH as ROBERTA_FRESH
@@ -46,10 +45,6 @@ ROTARY: dict[str, Any] = {
 }
 """What the names of these families have in common."""
 POSITIONS = Rope()
-FIELDS = {
-    **{theirs: ours for theirs, ours in BERT_FIELDS.items() if ours != "use_cache"},
-    "max_position_embeddings": "max_position_embeddings",
-}
 
 
 def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -82,10 +77,7 @@ def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
 GTE = Family(
     "gte",
     "GteConfig",
-    standard_heads(
-        "GteModel GteForMaskedLM GteForSequenceClassification GteForTokenClassification",
-        POOLED_ROWS,
-    ),
+    "GteModel GteForMaskedLM GteForSequenceClassification GteForTokenClassification",
     structure={**STRUCTURE, "gated_mlp": True, "mlp_bias": "down"},
     fresh={
         **FRESH,
@@ -135,7 +127,6 @@ GTE = Family(
             "pack_qkv": (True,),
         },
         positions=POSITIONS,
-        fields=FIELDS,
         computed=(TOKEN_TYPES, GELU_HEAD),
         former=Former(
             fields={"rope_scaling": ("rope_parameters", without_fixed_ntk)}, types={"new": {"rope_theta": 10_000.0}}
@@ -145,10 +136,7 @@ GTE = Family(
 NOMIC = Family(
     "nomic_bert",
     "NomicBertConfig",
-    standard_heads(
-        "NomicBertModel NomicBertForMaskedLM NomicBertForSequenceClassification NomicBertForTokenClassification",
-        POOLED_ROWS,
-    ),
+    "NomicBertModel NomicBertForMaskedLM NomicBertForSequenceClassification NomicBertForTokenClassification",
     structure={**STRUCTURE, **dict.fromkeys(ALL_BIASES, False), "gated_mlp": True},
     fresh={
         **FRESH,
@@ -185,7 +173,6 @@ NOMIC = Family(
     ),
     settings=EncoderSettings(
         positions=POSITIONS,
-        fields=FIELDS,
         computed=(TOKEN_TYPES, HeadDim()),
         unsupported={
             **dict.fromkeys(
@@ -215,7 +202,7 @@ NOMIC = Family(
 JINA = Family(
     "jina_embeddings_v3",
     "JinaEmbeddingsV3Config",
-    standard_heads(
+    encoder_heads(
         "JinaEmbeddingsV3Model JinaEmbeddingsV3ForMaskedLM "
         "JinaEmbeddingsV3ForSequenceClassification JinaEmbeddingsV3ForTokenClassification "
         "JinaEmbeddingsV3ForQuestionAnswering",
@@ -248,7 +235,5 @@ JINA = Family(
         ),
         language_model=ROBERTA_LANGUAGE_MODEL,
     ),
-    settings=EncoderSettings(
-        positions=POSITIONS, fields={**FIELDS, "use_cache": "use_cache"}, computed=(TOKEN_TYPES, GELU_HEAD)
-    ),
+    settings=EncoderSettings(positions=POSITIONS, computed=(TOKEN_TYPES, GELU_HEAD)),
 )

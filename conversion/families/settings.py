@@ -33,6 +33,8 @@ from .unused import note_on, other_dropouts, without_effect
 
 WITHOUT_EFFECT = ("pretraining_tp",)
 """Official settings that may be there and change nothing: into how many slices some classes cut their products."""
+OF_ALL = ("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+"""Official settings that every class takes, also one that leaves them out where nobody says anything."""
 ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
 """Entries of a config file on its origin, not on the model."""
 
@@ -42,8 +44,11 @@ class Settings:
     """The settings of a family: how an official config says them and how ours does.
 
     Attributes:
-        fields: official field -> ours, or several of ours that it sets together. Several official fields of one field
-            of ours must be equal, except dropouts: they do nothing in evaluation, and the first is taken.
+        fields: official field -> ours, or several of ours that it sets together, beyond `usual`. Several official
+            fields of one field of ours must be equal, except dropouts: they do nothing in evaluation, and the first is
+            taken.
+        usual: the same for many families: each holds where the official class has it, and neither `fields` say
+            otherwise nor `unsupported`. None: what all of these names have (`Names.usual_fields`).
         fixed: our fields that the family never varies, beyond its structure. Fields that are named nowhere have our
             default.
         computed: values that are more than a name; later ones win.
@@ -61,6 +66,7 @@ class Settings:
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
+    usual: Mapping[str, Any] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     computed: Sequence[Value] = ()
     unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -79,11 +85,25 @@ class Settings:
 
     always_unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
-    def __post_init__(self):
-        self.fields = {theirs: tuple_of(ours) for theirs, ours in self.fields.items()}
-        varied = {name for names in self.fields.values() for name in names}
-        structure = {name: value for name, value in self.structure.items() if name not in varied}
-        self.fixed = {**structure, **self.fixed}
+    @functools.cached_property
+    def known(self) -> frozenset[str]:
+        """The settings that the official class has where nobody says anything."""
+        return frozenset(self.defaults.to_dict())
+
+    @functools.cached_property
+    def meanings(self) -> dict[str, tuple[str, ...]]:
+        """Official field -> ours, of all that are no more than a name."""
+        own = {theirs: tuple_of(ours) for theirs, ours in self.fields.items()}
+        taken = {*self.without_effect, *(name for names in own.values() for name in names)}
+        said = {*self.known, *OF_ALL} - {*self.unsupported}
+        usual = {theirs: tuple_of(ours) for theirs, ours in (self.usual or {}).items() if theirs in said}
+        return {theirs: ours for theirs, ours in usual.items() if taken.isdisjoint(ours)} | own
+
+    @functools.cached_property
+    def constant(self) -> dict[str, Any]:
+        """Our fields that are the same in all of its models."""
+        varied = {name for names in self.meanings.values() for name in names}
+        return {**{name: value for name, value in self.structure.items() if name not in varied}, **self.fixed}
 
     @property
     def always_read(self) -> tuple[str, ...]:
@@ -166,7 +186,7 @@ class Settings:
         if lines := [*lines_on(bad, plain, defaults), *unequal]:
             raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
         seen = Official(config, official, variant, head)
-        settings = {**self.fixed, "architectures": [head.ours], **settings}
+        settings = {**self.constant, "architectures": [head.ours], **settings}
         for value in self.values:
             settings.update(value.read(seen))
         settings.update(common_entries(config, self.defaults.num_labels))
@@ -185,14 +205,14 @@ class Settings:
         return bad if self.contradictions is None else [*bad, *self.contradictions(official)]
 
     def _read_fields(self, official: PretrainedConfig) -> tuple[dict[str, Any], list[str]]:
-        """Our settings for `fields`, and a line for each two official ones that must be equal and are not.
+        """Our settings for `meanings`, and a line for each two official ones that must be equal and are not.
 
         Of several dropouts the first is taken: they change nothing in evaluation.
         """
         settings: dict[str, Any] = {}
         origin: dict[str, str] = {}
         lines = []
-        for theirs, names in self.fields.items():
+        for theirs, names in self.meanings.items():
             value = getattr(official, theirs, None) if theirs in TOKENS else getattr(official, theirs)
             if theirs == "pad_token_id":
                 value = token_or_none(value)
@@ -210,7 +230,7 @@ class Settings:
     def write(self, config: PretrainedConfig, head: Head) -> tuple[dict[str, Any], list[NotExpressible]]:
         """The official entries for a config of ours with this head, and what they cannot say of it."""
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.model_type}
-        official.update({theirs: getattr(config, names[0]) for theirs, names in self.fields.items()})
+        official.update({theirs: getattr(config, names[0]) for theirs, names in self.meanings.items()})
         lacking = [NotExpressible(name, "set") for name in self.not_none if getattr(config, name) is None]
         if config.pruned_heads and "pruned_heads" not in (*self.extra_fields, *self.always_read):
             fix = "None (blockformer.restore_heads has zeros in their place, the same function)"
@@ -241,7 +261,7 @@ class Settings:
         known |= {*WITHOUT_EFFECT, *MASKS, *self.former.fields, *transformers.GenerationConfig().to_dict()}
         of_training = (name for name in self.training_only if official.get(name))
         strange = without_effect(self.official_config, official, [name for name in official if name not in known])
-        return sorted({*strange, *of_training, *other_dropouts(self.fields, self.defaults, official)})
+        return sorted({*strange, *of_training, *other_dropouts(self.meanings, self.defaults, official)})
 
     def unused_note(self, official: Mapping[str, Any], only_misspelt: bool = False) -> list[str]:
         """A note on entries that change nothing, with the official field whose name is nearly theirs; or no note."""

@@ -1,6 +1,7 @@
 """What many decoders share: the names of their modules and fields, and structures."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -24,32 +25,70 @@ PLAIN_MLP = {name: name for name in ("mlp.up_proj", "mlp.down_proj")}
 """Without a gate."""
 Q_AND_K_NORM = {name: name for name in ("self_attn.q_norm", "self_attn.k_norm")}
 FUSED_MLP: Modules = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj": "mlp.down_proj"}
+
+
+def usual_layer(structure: Mapping[str, Any]) -> Modules:
+    """The modules of a layer with Llama's names, by the settings that all models of a family have."""
+    norms = {"output": OUTPUT_NORMS, "pre_output": FOUR_NORMS}.get(structure.get("norm_placement", ""), NORMS)
+    of_heads = Q_AND_K_NORM if structure.get("qk_norm") else {}
+    return {**ATTENTION, **(MLP if structure.get("gated_mlp", True) else PLAIN_MLP), **of_heads, **norms}
+
+
 OUTER = {"embed_tokens": "embed_tokens", "norm": "norm"}
 """Official module outside of the layers -> ours."""
-Fields = dict[str, str | tuple[str, ...]]
+Fields = Mapping[str, str | tuple[str, ...]]
+ALL_ATTENTION_BIASES = ("attention_bias", "attention_output_bias")
+"""What the official `attention_bias` of most families sets."""
 FIELDS: Fields = {
+    **{
+        theirs: ours
+        for ours, names in {
+            "vocab_size": "vocab_size",
+            "hidden_size": "hidden_size d_model n_embd",
+            "intermediate_size": "intermediate_size ffn_dim",
+            "num_hidden_layers": "num_hidden_layers num_layers n_layers n_layer",
+            "num_attention_heads": "num_attention_heads num_heads n_heads n_head",
+            "num_key_value_heads": "num_key_value_heads",
+            "hidden_act": "hidden_act hidden_activation activation_function activation mlp_hidden_act",
+            "max_position_embeddings": "max_position_embeddings n_positions max_seq_len",
+            "norm_eps": "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
+            "initializer_range": "initializer_range init_std",
+            "use_cache": "use_cache",
+            "tie_word_embeddings": "tie_word_embeddings",
+            "mlp_bias": "mlp_bias",
+            "attention_dropout": "attention_dropout attention_probs_dropout_prob attn_pdrop",
+            "hidden_dropout": "hidden_dropout hidden_dropout_prob dropout residual_dropout embedding_dropout "
+            "resid_dropout embed_dropout resid_pdrop embd_pdrop",
+            "activation_dropout": "activation_dropout",
+            "pad_token_id": "pad_token_id",
+            "bos_token_id": "bos_token_id",
+            "eos_token_id": "eos_token_id",
+        }.items()
+        for theirs in names.split()
+    },
+    "attention_bias": ALL_ATTENTION_BIASES,
+}
+"""Official field -> ours, wherever an official class has it and a family says nothing else."""
+EXPERT_FIELDS: Fields = {
     **{
         name: name
         for name in (
-            "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-            "hidden_act max_position_embeddings initializer_range use_cache tie_word_embeddings attention_dropout "
-            "pad_token_id bos_token_id eos_token_id"
+            "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size mlp_layer_types "
+            "norm_topk_prob routed_scaling_factor output_router_logits router_aux_loss_coef"
         ).split()
     },
-    "rms_norm_eps": "norm_eps",
+    "num_local_experts": "num_experts",
+    "n_routed_experts": "num_experts",
+    "shared_intermediate_size": "shared_expert_intermediate_size",
 }
-"""Official field -> ours, in Llama and most others."""
+"""The same of decoders with experts."""
 
 
 def fields_without(*names: str) -> Fields:
-    """`FIELDS` without these, which an official class lacks or calls otherwise."""
+    """`FIELDS` without these, which an official class has and does not follow, or means otherwise."""
     return {theirs: ours for theirs, ours in FIELDS.items() if theirs not in names}
 
 
-LAYER_NORM_FIELDS: Fields = {**fields_without("rms_norm_eps"), "layer_norm_eps": "norm_eps"}
-"""The same of a class with layer norms."""
-ALL_ATTENTION_BIASES = ("attention_bias", "attention_output_bias")
-"""What the official `attention_bias` of some families sets."""
 ALL_BIASES = (*ALL_ATTENTION_BIASES, "mlp_bias")
 
 LLAMA = {"norm_type": "rms_norm", "norm_placement": "pre", "position_type": "rotary", "gated_mlp": True}

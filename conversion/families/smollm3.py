@@ -1,10 +1,10 @@
 """SmolLM3 (Hugging Face, 2025): Llama with some layers that have no positions."""
 
-from ..values import Computed, HeadDim, WindowByLayer
+from ..values import Computed
 from .base import Family
-from .decoder import DecoderNames, DecoderSettings
+from .decoder import DecoderSettings
 from .fresh import every, rotary
-from .shared import ALL_ATTENTION_BIASES, LLAMA
+from .shared import LLAMA
 
 
 def read_rotating(official):
@@ -26,11 +26,7 @@ FAMILY = Family(
     "SmolLM3ForTokenClassification SmolLM3ForQuestionAnswering",
     structure=LLAMA,
     fresh={**rotary(2_000_000.0), **every(4), "tie_word_embeddings": True},
-    names=DecoderNames(),
     settings=DecoderSettings(
-        fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
-        window=WindowByLayer(),
-        head_dim=HeadDim(always=False),
         computed=[Computed(read_rotating, write_rotating)],
     ),
 )

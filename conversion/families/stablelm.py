@@ -2,11 +2,11 @@
 
 from ..rules.operations import StackTensors
 from ..rules.table import Rule
-from ..values import Flag, HeadDim, Rope
+from ..values import Flag, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import LAYER_NORM_FIELDS, LLAMA
+from .shared import LLAMA
 
 
 def norms_of_heads(config):
@@ -30,14 +30,11 @@ FAMILY = Family(
     names=DecoderNames(more_rules=norms_of_heads),
     settings=DecoderSettings(
         reads_whole=False,
-        usual=LAYER_NORM_FIELDS,
-        fields={"use_qkv_bias": "attention_bias", "hidden_dropout": "hidden_dropout"},
+        fields={"use_qkv_bias": "attention_bias"},
         rope=Rope(by_part=True),
-        head_dim=HeadDim(always=False),
         computed=[
             Flag("qk_layernorm", "qk_norm", (False, "per_head")),
             Flag("use_parallel_residual", "residual", ("sequential", "parallel_shared_norm")),
         ],
-        extra_fields=["partial_rotary_factor"],
     ),
 )

@@ -1,10 +1,9 @@
 """StarCoder2 (Lozhkov et al., 2024): layer norms, a network without a gate, one window for every layer."""
 
-from ..values import HeadDim, WindowEverywhere
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
-from .shared import ALL_BIASES, ATTENTION, NORMS, ROTARY_GPT, fields_without
+from .shared import ALL_BIASES, ATTENTION, NORMS, ROTARY_GPT
 
 FAMILY = Family(
     "starcoder2",
@@ -19,15 +18,5 @@ FAMILY = Family(
         "tie_word_embeddings": True,
     },
     names=DecoderNames(layer={**ATTENTION, **NORMS, "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
-    settings=DecoderSettings(
-        usual=fields_without("rms_norm_eps"),
-        fields={
-            "norm_epsilon": "norm_eps",
-            "use_bias": ALL_BIASES,
-            "residual_dropout": "hidden_dropout",
-            "embedding_dropout": "hidden_dropout",
-        },
-        window=WindowEverywhere(),
-        head_dim=HeadDim(always=False),
-    ),
+    settings=DecoderSettings(fields={"use_bias": ALL_BIASES}),
 )

@@ -91,9 +91,6 @@ GATED = {
     "DenseReluDense.wo": "mlp.down_proj",
 }
 """Official module of a sub-layer -> ours."""
-SAME = (
-    "vocab_size relative_attention_num_buckets relative_attention_max_distance use_cache pad_token_id eos_token_id"
-).split()
 
 
 def t5_heads(both: str, encoder: str, tokens: str) -> list[Head]:
@@ -137,20 +134,17 @@ def write_activation(config, head):
 def read_stacks(official):
     """The decoder's sizes and tokens, which a single encoder does not have."""
     config = official.config
-    settings = {"bos_token_id": getattr(config, "bos_token_id", None)}
-    if len(stacks_of(official.head)) > 1:
-        settings["decoder_layers"] = config.num_decoder_layers
-        settings["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
-    return settings
+    if len(stacks_of(official.head)) == 1:
+        return {}
+    start = getattr(config, "decoder_start_token_id", None)
+    return {"decoder_layers": config.num_decoder_layers, "decoder_start_token_id": start}
 
 
 def write_stacks(config, head):
-    """The way back of `read_stacks`. Two of the official classes know no `bos_token_id`."""
-    entries = {} if config.bos_token_id is None else {"bos_token_id": config.bos_token_id}
+    """The way back of `read_stacks`."""
     if len(stacks_of(head)) == 1:
-        return {**entries, "is_encoder_decoder": False}
-    decoder = {"num_decoder_layers": config.decoder_layers, "decoder_start_token_id": config.decoder_start_token_id}
-    return {**entries, **decoder}
+        return {"is_encoder_decoder": False}
+    return {"num_decoder_layers": config.decoder_layers, "decoder_start_token_id": config.decoder_start_token_id}
 
 
 class ScaledHead:
@@ -182,13 +176,9 @@ def t5_settings(scales: bool | None = None) -> EncoderDecoderSettings:
     """The settings of a T5; `scales` as in `ScaledHead`."""
     return EncoderDecoderSettings(
         fields={
-            **{field: field for field in SAME},
-            "d_model": "hidden_size",
+            **{name: name for name in ("relative_attention_num_buckets", "relative_attention_max_distance")},
             "d_kv": "head_dim",
             "d_ff": "intermediate_size",
-            "num_layers": "num_hidden_layers",
-            "num_heads": "num_attention_heads",
-            "layer_norm_epsilon": "norm_eps",
             "dropout_rate": DROPOUTS,
         },
         computed=[

@@ -143,10 +143,7 @@ FAMILY = Family(
     ),
     settings=EncoderDecoderSettings(
         fields={
-            "tie_word_embeddings": "tie_word_embeddings",
             "dropout_rate": ("hidden_dropout", "activation_dropout"),
-            "attention_dropout": "attention_dropout",
-            "initializer_range": "initializer_range",
             "classifier_dropout_rate": "classifier_dropout",
         },
         computed=[Computed(_read_stacks, _write_stacks)],

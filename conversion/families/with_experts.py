@@ -8,7 +8,7 @@ E experts, C hidden size, I inner width of an expert.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -16,17 +16,14 @@ from transformers import PretrainedConfig
 from ..rules.operations import Identity, LeadingAxis
 from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
-from ..storage.variant import CheckpointVariant
+from ..storage.spelling import Alternative
 from ..values import Computed, NotExpressible
 from .decoder import DecoderNames
 from .oracle import Oracle, wrong_before
-from .shared import LAYER
+from .shared import EXPERT_FIELDS, FIELDS, LAYER
 
 STACKED = "stacked experts"
 """A trait: the experts' tensors are stacked as in today's official class."""
-ROUTER_FIELDS = {
-    name: name for name in ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "norm_topk_prob")
-}
 FINE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
 """Of a fresh model with many narrow experts."""
 SIGMOID_ROUTER = {"router_score": "sigmoid", "router_selection_bias": True}
@@ -67,26 +64,13 @@ class ExpertNames(DecoderNames):
     sparse_rules: Callable[[PretrainedConfig], list[Rule]] | None = None
 
     low_bits = False
+    usual_fields = {**FIELDS, **EXPERT_FIELDS}
     oracle = Oracle(not_runnable=_wrong_groups)
 
-    @property
-    def own_traits(self):
-        """See `Names.own_traits`."""
-        return super().own_traits | {STACKED}
-
-    def variant_of(self, official, names=None, read=None):
-        """See `Names.variant_of`."""
-        variant = super().variant_of(official, names, read)
-        if self.published is not None and any(name.endswith(".experts.down_proj") for name in names or ()):
-            return replace(variant, traits=variant.traits | {STACKED})
-        return variant
-
-    def variant_for(self, config, earlier: CheckpointVariant | None = None):
-        """See `Names.variant_for`."""
-        variant = super().variant_for(config, earlier)
-        if earlier is None or earlier.head != variant.head:
-            return variant
-        return replace(variant, traits=variant.traits | earlier.traits & {STACKED})
+    def alternatives(self, head):
+        """See `Names.alternatives`."""
+        stacked = [] if self.published is None else [Alternative(STACKED, ends=(".experts.down_proj",))]
+        return [*super().alternatives(head), stacked]
 
     def storage(self, variant, config):
         """See `Names.storage`."""
@@ -174,11 +158,6 @@ def first_dense(field: str) -> Computed:
 
 FIRST_DENSE = first_dense("first_k_dense_replace")
 """As DeepSeek's configs say it."""
-DEEPSEEK_FIELDS = {
-    **{name: name for name in ("num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size")},
-    "n_routed_experts": "num_experts",
-    "routed_scaling_factor": "routed_scaling_factor",
-}
 SHARED_EXPERTS = {
     "shared_experts.gate_proj": "shared_expert.gate_proj",
     "shared_experts.up_proj": "shared_expert.up_proj",

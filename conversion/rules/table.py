@@ -69,10 +69,17 @@ def _patterns(names: str | tuple[str, ...]) -> list[Pattern]:
     return [Pattern(name) for name in tuple_of(names)]
 
 
-def module_rules(modules: Mapping[str, str]) -> list[Rule]:
-    """Rules for the weight and the bias of modules, official name -> ours."""
-    kinds = ("weight", "bias")
-    return [Rule(f"{theirs}.{kind}", f"{ours}.{kind}") for theirs, ours in modules.items() for kind in kinds]
+UNCHANGED = Identity()
+
+
+def module_rules(modules: Mapping[str, str | tuple[str, ...]], op: Operation = UNCHANGED) -> list[Rule]:
+    """Rules for the weight and the bias of modules: official name -> ours, or several of ours, made by `op`."""
+
+    def named(ours: str | tuple[str, ...], kind: str) -> str | tuple[str, ...]:
+        return f"{ours}.{kind}" if isinstance(ours, str) else tuple(f"{name}.{kind}" for name in ours)
+
+    pairs = ((theirs, ours, kind) for theirs, ours in modules.items() for kind in ("weight", "bias"))
+    return [Rule(f"{theirs}.{kind}", named(ours, kind), op) for theirs, ours, kind in pairs]
 
 
 class RuleTable:

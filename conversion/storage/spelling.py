@@ -103,26 +103,18 @@ class Alternative:
 
     Attributes:
         name: what the record of a conversion calls it.
-        spelling: how such names differ from the class's.
-        starts: some name begins with one of these; empty for no such condition.
-        ends: some name ends in one of these; the same.
-        unless: no name begins with one of these.
+        spelling: how such names differ from the class's; the rules of storage may ask for the name instead.
+        starts, ends: some name begins with one of these and ends in one of those; empty for any.
     """
 
     name: str
-    spelling: Spelling
+    spelling: Spelling = Spellings()
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()
 
     def is_shown(self, names: Iterable[str]) -> bool:
         """Whether tensors of these names, as the checkpoint has them, are written so."""
-        names = list(names)
-        return (
-            (not self.starts or any(name.startswith(self.starts) for name in names))
-            and (not self.ends or any(name.endswith(self.ends) for name in names))
-            and not (self.unless and any(name.startswith(self.unless) for name in names))
-        )
+        return any(name.startswith(self.starts or "") and name.endswith(self.ends or "") for name in names)
 
 
 def names_in_class(names: Iterable[str], spellings: Spellings) -> dict[str, str]:

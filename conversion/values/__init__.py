@@ -5,43 +5,6 @@ from .common import DROPOUTS, TOKENS, common_entries, token_or_none
 from .encoder import RELATIVE, SIDE, TOKEN_TYPES, EncoderPositions, Pooler
 from .heads import NOT_PRUNED, PRUNED_HEADS, HeadDim
 from .rotary import AXES, Rope, RopeByLayerType, RopeOfText, RotaryPart, only_sliding_layers_rotate, part_of
-from .scalars import Factor, Flag, InnerSize, invert_power, roundest
+from .scalars import Factor, Flag, InnerSize, RootOfWidth, invert_power, roundest
 from .states import ScansByLayer, StatesByLayer
-from .windows import NoWindow, WindowByLayer, WindowEverywhere
-
-__all__ = [
-    "AXES",
-    "DROPOUTS",
-    "NOT_PRUNED",
-    "PRUNED_HEADS",
-    "RELATIVE",
-    "SIDE",
-    "TOKENS",
-    "TOKEN_TYPES",
-    "Computed",
-    "EncoderPositions",
-    "Factor",
-    "Flag",
-    "HeadDim",
-    "InnerSize",
-    "NoWindow",
-    "NotExpressible",
-    "Official",
-    "Pooler",
-    "Rope",
-    "RopeByLayerType",
-    "RopeOfText",
-    "RotaryPart",
-    "ScansByLayer",
-    "StatesByLayer",
-    "Value",
-    "WindowByLayer",
-    "WindowEverywhere",
-    "common_entries",
-    "constants",
-    "invert_power",
-    "only_sliding_layers_rotate",
-    "part_of",
-    "roundest",
-    "token_or_none",
-]
+from .windows import Window

@@ -59,6 +59,26 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class RootOfWidth:
+    """The factor of the embeddings, which is the root of the width.
+
+    Args:
+        flag: the official setting that says whether there is one; "" where there always is.
+    """
+
+    flag: str = ""
+
+    def read(self, official):
+        """See `Value.read`."""
+        is_there = not self.flag or getattr(official.config, self.flag)
+        return {"embedding_scale": official.config.hidden_size**0.5 if is_there else None}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        return {self.flag: config.embedding_scale is not None} if self.flag else {}
+
+
+@dataclass(frozen=True)
 class Flag:
     """A field of ours of which an official flag chooses the value.
 

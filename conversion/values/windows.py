@@ -1,69 +1,47 @@
 """Sliding windows: in no layer, in every one, in some."""
 
+from collections.abc import Collection
+
 from blockformer.files.errors import ConversionError
 
-
-class NoWindow:
-    """No layer has a window; the family has no such setting."""
-
-    def read(self, official):
-        """See `Value.read`."""
-        layer_types = getattr(official.config, "layer_types", None)
-        if layer_types is not None and set(layer_types) != {"full_attention"}:
-            raise ConversionError("config.json: layer_types is set, which this family does not have; drop it")
-        return {"sliding_window": None, "layer_types": ["full_attention"] * official.config.num_hidden_layers}
-
-    def write(self, config, head):
-        """See `Value.write`."""
-        return {}
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-class WindowEverywhere:
-    """A window in every layer or in none."""
-
-    def read(self, official):
-        """See `Value.read`."""
-        window = official.config.sliding_window
-        layer_type = "full_attention" if window is None else "sliding_attention"
-        layer_types = getattr(official.config, "layer_types", None)
-        if layer_types is not None and set(layer_types) != {layer_type}:
-            raise ConversionError(
-                f"config.json: layer_types must be {layer_type} in every layer when sliding_window is {window}; "
-                "layers of both kinds are another family's"
-            )
-        return {"sliding_window": window, "layer_types": [layer_type] * official.config.num_hidden_layers}
-
-    def write(self, config, head):
-        """See `Value.write`."""
-        return {"sliding_window": config.sliding_window}
-
-
-class WindowByLayer:
-    """A window in some of the layers.
+class Window:
+    """The window, as the official class has it: not at all, one for every layer, or in some of them.
 
     Args:
-        by_flag: whether the official classes also need `use_sliding_window`, and where full layers end.
+        known: the fields that the class has.
     """
 
-    def __init__(self, by_flag: bool = True):
-        self.by_flag = by_flag
+    def __init__(self, known: Collection[str]):
+        self.known = known
 
     def read(self, official):
         """See `Value.read`."""
         config = official.config
-        slides = "sliding_attention" in config.layer_types
-        if slides and config.sliding_window is None:
+        window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+        if types is None or "layer_types" not in self.known:
+            usual = FULL if window is None else SLIDING
+            if types is not None and set(types) != {usual}:
+                raise ConversionError(
+                    f"config.json: layer_types must be {usual} in every layer, since this family has none of its own "
+                    f"and sliding_window is {window}; drop it"
+                )
+            types = [usual] * config.num_hidden_layers
+        slides = SLIDING in types
+        if slides and window is None:
             raise ConversionError(
                 "config.json: layer_types names sliding_attention, but sliding_window is null or use_sliding_window "
                 "is false; mend one of them"
             )
-        return {"sliding_window": config.sliding_window if slides else None, "layer_types": list(config.layer_types)}
+        return {"sliding_window": window if slides else None, "layer_types": list(types)}
 
     def write(self, config, head):
         """See `Value.write`."""
-        entries = {"sliding_window": config.sliding_window, "layer_types": list(config.layer_types)}
-        if not self.by_flag:  # these classes make a mask for a window in any case, and want its length
-            return {name: value for name, value in entries.items() if value is not None}
-        layers = config.num_hidden_layers
-        full = next((i for i, kind in enumerate(config.layer_types) if kind != "full_attention"), layers)
-        return entries | {"use_sliding_window": config.sliding_window is not None, "max_window_layers": full}
+        window, types = config.sliding_window, list(config.layer_types)
+        entries = {"sliding_window": window, "layer_types": types, "use_sliding_window": window is not None}
+        entries["max_window_layers"] = next((i for i, kind in enumerate(types) if kind != FULL), len(types))
+        if window is None and "layer_types" in self.known and "use_sliding_window" not in self.known:
+            del entries["sliding_window"]  # these classes make a mask for a window in any case, and want its length
+        return {name: value for name, value in entries.items() if name in self.known}

@@ -36,7 +36,7 @@ SPECIAL = {
 
 def in_official_names(family, sizes):
     """Sizes by the names that a family's record gives them; what the record computes is not among them."""
-    return {theirs: sizes[ours[0]] for theirs, ours in FAMILIES[family].settings.fields.items() if ours[0] in sizes}
+    return {theirs: sizes[ours[0]] for theirs, ours in FAMILIES[family].settings.meanings.items() if ours[0] in sizes}
 
 
 BERT_SIZES = {

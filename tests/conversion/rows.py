@@ -79,7 +79,7 @@ def model_of(row, usual, head=None, **more):
     skip_what_an_older_release_cannot(row)
     name = family.heads[0].official if head is None else head.official
     labels = labels_of(name)
-    names = set(family.settings.fields)
+    names = set(family.settings.meanings)
     known = set(inspect.signature(family.settings.official_class.__init__).parameters) | names
     sizes = {**usual, **labels, **row.settings, **more}
     sizes = {**in_official_names(row.family, sizes), **sizes}

@@ -4,6 +4,7 @@ A row is a model type and settings of its official config class. `make test` tak
 exhaustive` all.
 """
 
+import copy
 import inspect
 import json
 from typing import Any
@@ -486,6 +487,34 @@ def assert_out_again(folder, row, theirs):
     with torch.no_grad():
         assert torch.equal(*(model(**batch(theirs)).logits for model in (again, theirs)))
     return dst
+
+
+FOLLOWED = {"norm_eps": 7.0, "hidden_act": "tanh", "hidden_dropout": 0.9, "attention_dropout": 0.9}
+"""Our field -> a value that no model has, of fields that the record need not name."""
+FIRST = {row.family: row for row in reversed(ROWS) if row.family in FAMILIES}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=[] if name in USUALLY else pytest.mark.exhaustive, id=name)
+        for name, row in FIRST.items()
+    ],
+)
+def test_the_official_class_follows_each_field_that_counts(row):
+    """Fields with usual names count wherever the class has them, so it must not only have them."""
+    theirs, meanings = model_of(row, SIZES), FAMILIES[row.family].settings.meanings
+    inputs = {"input_ids": torch.arange(3, 23)[None]}
+    idle = []
+    for field, (meaning, *_) in meanings.items():
+        if meaning in FOLLOWED and getattr(theirs.config, field) != "xielu":
+            config = copy.deepcopy(theirs.config)
+            setattr(config, field, FOLLOWED[meaning])
+            other = type(theirs)(config).train("dropout" in meaning)
+            other.load_state_dict(theirs.state_dict())
+            with torch.no_grad():
+                idle += [field] * torch.allclose(other(**inputs).logits, theirs(**inputs).logits)
+    assert not idle
 
 
 @pytest.mark.versions

@@ -14,7 +14,7 @@ import transformers.models.qwen3.modeling_qwen3  # noqa: E402, F401
 from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F401
 
 import blockformer  # noqa: E402
-import blockformer.conversion.families.qwen3  # noqa: E402
+import blockformer.conversion.families.llama  # noqa: E402
 from blockformer.conversion import convert  # noqa: E402
 
 found = []
