@@ -25,7 +25,7 @@ MODELS = {
 }
 TABLE = """
 from .blocks import block
-from .positions import LearnedPositions
+from .vector_positions import LearnedPositions
 
 @block("position_type", "my_table")
 class MyTable(LearnedPositions):

@@ -16,13 +16,14 @@ from .compat import generation_field_names
 from .feed_forward import ACT2FN, FeedForward, FeedForwardFields
 from .layer import LayerFields
 from .normalization import NormFields
-from .positions import LEARNED, RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL, LearnedPositions, PositionFields
+from .positions import LEARNED, RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL, PositionFields
 from .relative_bias import RelativeBias, RelativeBiasFields
 from .relative_keys import RelativeKeys
 from .release import FORMAT, STAMP, VERSION
 from .rotary import RotaryFields, make_rotary
 from .runtime import by_package
 from .sinusoidal import SinusoidalPositions
+from .vector_positions import LearnedPositions, VectorPositionFields
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
@@ -39,6 +40,7 @@ class BlockformerConfig(
     NormFields,
     RotaryFields,
     RelativeBiasFields,
+    VectorPositionFields,
     PositionFields,
     AttentionFields,
     FeedForwardFields,
@@ -73,6 +75,7 @@ class BlockformerConfig(
         kv_lora_rank = mlp_layer_types = num_experts = num_hidden_groups = token_embedding_size = v_head_dim = None
         linear_bits = mlp_layers = num_nextn_predict_layers = query_growth = rope_layers = rope_parameters = None
         token_dropout = hidden_size_per_layer_input = None
+        position_offset, padding_position = 0, "index"
         router_aux_loss_coef = 0.0  # TRL takes a model without a 0 here for one with experts
         relative_bias_per_layer = router_selection_bias = layer_scale = is_varied = False
 

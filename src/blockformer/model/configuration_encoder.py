@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .losses import token_cross_entropy  # noqa: F401
     from .modeling_encoder import BlockformerEncoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
-    from .positions import LearnedPositions  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401
     from .relative_bias import RelativeBias  # noqa: F401
     from .relative_keys import RelativeKeys  # noqa: F401
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from .sinusoidal import SinusoidalPositions  # noqa: F401
     from .stack import Stack  # noqa: F401
     from .task_heads import TokenClassification  # noqa: F401
+    from .vector_positions import LearnedPositions  # noqa: F401
 
 
 DETECTOR = "BlockformerEncoderForReplacedTokenDetection"

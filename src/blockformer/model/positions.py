@@ -1,4 +1,4 @@
-"""How a model learns of order: learned positions here, sinusoidal ones and attention's in their own files.
+"""How a model learns of order: what all position types share. Each has a file of its own.
 
 B batch, T query length, S key length, H heads, D head size, C hidden size.
 """
@@ -30,20 +30,9 @@ class PositionFields(Part):
     max_position_embeddings: int = axis(
         2048, "a positive integer", "size", "tokens of context: rows of a learned table, or length in training"
     )
-    position_offset: int = axis(0, "an integer of 0 or more", "positions", "rows of a learned table before position 0")
-    padding_position: str = axis(
-        "index",
-        ("index", "before", "by_token"),
-        "positions",
-        "padding's own: its index in the row, or the one before the first token's; by_token: pad_token_id's too",
-    )
 
     def check(self):
-        """The position type is one of this topology, and there is a position before the first where one is needed."""
-        embeds = self.position_type in (*LEARNED, *SINUSOIDAL)
-        if self.padding_position != "index" and not (embeds and self.position_offset):
-            need = "learned or sinusoidal positions and position_offset of 1 or more"
-            raise ValueError(f"padding_position='{self.padding_position}' needs {need}: set them, or leave it out.")
+        """The position type is one of this topology."""
         kind, is_encoder = self.position_type, not (self.is_decoder or self.is_encoder_decoder)
         if not {"alibi": self.is_decoder, "disentangled": is_encoder}.get(kind, True):
             need = "a decoder" if kind == "alibi" else "an encoder"
@@ -67,21 +56,6 @@ def adds_to_scores(kind: str) -> bool:
     """Whether a position type has a bias of the scores or any other term of them."""
     own = getattr(BLOCKS["position_type"].get(kind), "gives", None)
     return own == "biases" or kind in (*RELATIVE_BIAS, *RELATIVE_KEYS, "alibi", "disentangled")
-
-
-class LearnedPositions(nn.Embedding):
-    """One trained vector for each position, as in BERT and GPT-2. position_ids [B, T] -> [B, T, C].
-
-    The first `position_offset` rows belong to no token. Padding may take the last of them, which does not learn.
-    """
-
-    def __init__(self, config):
-        self.offset = offset = config.position_offset
-        padding_idx = offset - 1 if offset else None
-        super().__init__(config.max_position_embeddings + offset, config.embedding_size, padding_idx)
-
-    def forward(self, position_ids):
-        return super().forward(position_ids + self.offset)
 
 
 class ComputedPositions(nn.Module):
@@ -110,29 +84,14 @@ class ComputedPositions(nn.Module):
         return self
 
 
-def counted_positions(config, places, attention_mask, input_ids):
-    """Positions int64 [1 or B, T] of tokens whose indices among the keys are `places` [T]; real tokens are counted.
+def counted_positions(is_token, of_padding, first):
+    """Positions int64 [B, T]: `is_token` bool [B, S] says which keys are real, the last T are the new tokens'.
 
-    Padding has what `config.padding_position` says: its index (BERT, Llama), or the last of the rows before the first
-    token's (OPT). "by_token", `pad_token_id` has this one wherever it stands, also unmasked (RoBERTa).
-
-    Args:
-        attention_mask: [B, S] of 0 and 1, the last T are the tokens', or None.
-        input_ids: int [B, T], or None for embeddings.
+    Real ones are counted from `first` on; padding has those of `of_padding` [T].
     """
-    length = places.shape[0]  # not `len`, which an exported graph would take for a constant
-    is_token = None if attention_mask is None else attention_mask != 0
-    if config.padding_position == "by_token" and input_ids is not None and config.pad_token_id is not None:
-        own = input_ids != config.pad_token_id
-        earlier = 0 if is_token is None else is_token.shape[1] - length
-        is_token = own if is_token is None else is_token & F.pad(own, (earlier, 0), value=True)
-    if is_token is None:
-        return places[None]
-    positions = is_token.long().cumsum(-1) - 1
-    positions = positions + places[0] if attention_mask is None else positions
-    index = places.clamp(max=config.max_position_embeddings - 1)
-    own = index if config.padding_position == "index" else torch.full_like(places, -1)
-    return torch.where(is_token[:, -length:], positions[:, -length:], own)
+    length = of_padding.shape[0]  # not `len`, which an exported graph would take for a constant
+    positions = is_token.long().cumsum(-1)[:, -length:] - 1 + first
+    return torch.where(is_token[:, -length:], positions, of_padding)
 
 
 def flattened_positions(cu_seq_lens, shape):

@@ -22,6 +22,7 @@ from .layer import Earlier, LayerInputs, StackInputs, layer_class
 from .normalization import make_norm
 from .positions import counted_positions, flattened_positions, rotations_of, sequence_numbers
 from .pretrained_model import BlockformerPreTrainedModel
+from .vector_positions import padding_before
 
 logger = logging.get_logger(__name__)
 
@@ -96,7 +97,7 @@ class Stack(BlockformerPreTrainedModel):
             input_ids: tokens, int [B, T]; or else `inputs_embeds` [B, T, E], E the config's `token_size`.
             attention_mask: [B, S] over cached and new tokens, 0 for padding; or a 4D mask; or masks by layer type.
             position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing: see
-                `positions.counted_positions`.
+                `padding_position` for its own.
             past_key_values: a cache of the library's; None makes a dynamic one if `use_cache`.
             token_type_ids: int [B, T], each token's segment; None is segment 0 for all. `task_type_ids` likewise.
             encoder_hidden_states: [B, S, C] for cross-attention, `encoder_attention_mask` [B, S] of 0 and 1 over them.
@@ -127,9 +128,7 @@ class Stack(BlockformerPreTrainedModel):
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         past = cached_length(past_key_values)
         places = torch.arange(tokens.shape[1], device=hidden_states.device) + past
-        own = position_ids
-        if own is None:
-            own = self._counted_positions(places, attention_mask, past, input_ids)
+        own = self._counted_positions(places, attention_mask, past, input_ids) if position_ids is None else position_ids
         hidden_states = self._embed(hidden_states, own)
 
         named = kwargs | {"position_ids": None if position_ids is None else position_ids.expand(tokens.shape[:2])}
@@ -200,9 +199,13 @@ class Stack(BlockformerPreTrainedModel):
         return self.runtime.cache(EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache)
 
     def _counted_positions(self, places, attention_mask, past, input_ids):
-        """Positions [1 or B, T] where none are given: see `counted_positions`."""
+        """Positions [1 or B, T] where none are given: padding has what `padding_position` says."""
         is_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
-        positions = counted_positions(self.config, places, attention_mask if is_mask else None, input_ids)
+        is_token = attention_mask != 0 if is_mask else None
+        own = places.clamp(max=self.config.max_position_embeddings - 1)
+        if self.config.padding_position != "index":
+            is_token, own = padding_before(self.config, places, is_token, input_ids)
+        positions = places[None] if is_token is None else counted_positions(is_token, own, 0 if is_mask else places[0])
         batch, length = positions.shape
         longest = past + length if isinstance(past, int) and batch == 1 and not is_mask else None
         check_positions(self.config, positions, (batch, length), longest)

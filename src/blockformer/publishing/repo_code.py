@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 from ..declared_fields import is_set, of_the_package
 from ..files.side_file_kinds import same_bytes
 from ..model.axes import blocks_of
-from ..model.positions import RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL
+from ..model.positions import LEARNED, RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL
 from ..model.release import STAMP
 from ..model.varied_attention import VARIED
 from ..model_classes import MODELS
@@ -39,6 +39,7 @@ OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "token_dropout": ("token_dropout", ()),
     "token_inputs": (("hidden_size_per_layer_input", "intermediate_sizes", "layer_scale"), ()),
     "varied_attention": (VARIED, ()),
+    "vector_positions": ("position_type", (*LEARNED, *SINUSOIDAL)),
 }
 """Modules that a repo has only if its config needs them, else `STAND_IN` under their names.
 
