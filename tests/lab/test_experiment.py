@@ -158,7 +158,7 @@ def test_everything_wrong_is_told_at_once(tmp_path):
         ("base: [", "not YAML"),
         ("- 1", "an experiment is a mapping"),
         ("seeds: [0]\nseeds: [1]", "'seeds' stands twice"),
-        ("base: {preset: bert}\nbudget: {tokens: 5}", "'bert' is no decoder"),
+        ("base: {preset: bert}\nbudget: {tokens: 5}", "'bert' is not a decoder"),
         ("base: !!python/object/apply:os.system [ls]", "not YAML"),
         ("data: {tokenizer: ./nowhere}\nbudget: {tokens: 5}", "the tokenizer ./nowhere cannot be loaded"),
         ("training: {learning_rate: fast}", "training: learning_rate must be a number, not 'fast'"),

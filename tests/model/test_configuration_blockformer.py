@@ -34,6 +34,7 @@ ROPE_EXTRAS = {
         "factor": 2.0,
         "original_max_position_embeddings": 64,
     },
+    "proportional": {"partial_rotary_factor": 0.25},
     "llama3": {
         "factor": 8.0,
         "low_freq_factor": 1.0,

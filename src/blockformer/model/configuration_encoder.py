@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .losses import token_cross_entropy  # noqa: F401
     from .modeling_encoder import BlockformerEncoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
+    from .positions import rotations_of  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401
     from .relative_bias import RelativeBias  # noqa: F401
     from .relative_keys import RelativeKeys  # noqa: F401

@@ -38,6 +38,7 @@ from .stack import Stack, last_tokens, states_at
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
 from .token_inputs import TokenInputs  # noqa: F401
 from .varied_attention import VariedAttention  # noqa: F401
+from .vector_positions import LearnedPositions  # noqa: F401
 
 logger = logging.get_logger(__name__)
 

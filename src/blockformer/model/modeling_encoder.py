@@ -31,6 +31,7 @@ from .losses import (
     token_cross_entropy,
 )
 from .normalization import RMSNorm  # noqa: F401
+from .positions import rotations_of  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -42,6 +43,7 @@ from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack
 from .task_heads import Classification, Classifier, QuestionAnswering, SequenceClassification, TokenClassification
 from .token_dropout import TokenDropout
+from .vector_positions import LearnedPositions  # noqa: F401
 
 
 class Pooler(nn.Module):

@@ -31,6 +31,7 @@ from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, refuse_smoothing, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
+from .positions import rotations_of  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -39,6 +40,7 @@ from .rotary import RotaryPositions  # noqa: F401
 from .runtime import by_runtime, loop_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_of, last_tokens, states_at
+from .vector_positions import LearnedPositions  # noqa: F401
 
 
 class TwoStacks(BlockformerPreTrainedModel):

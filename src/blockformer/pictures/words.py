@@ -130,7 +130,7 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
         count, each = config.num_experts, config.num_experts_per_tok
         size = f"{each} of {count} experts, each {config.moe_intermediate_size:,} wide"
         chips = [f"{'gated ' * bool(config.gated_mlp)}{config.hidden_act}"]
-        chips += [f"in {config.moe_latent_size:,} numbers a token"] * bool(config.moe_latent_size)
+        chips += [f"in {config.moe_latent_size:,} numbers a token"] if config.moe_latent_size else []
         if module.shared_expert is not None:
             gated = ", gated" * (module.shared_expert_gate is not None)
             chips.append(f"shared expert {config.shared_expert_intermediate_size:,}{gated}")
