@@ -6,7 +6,7 @@ norms `gamma` and `beta`, and may store the bias of its language model head once
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -245,6 +245,12 @@ class EncoderNames(Names[EncoderHead]):
         before = [Alternative("former prefix", Prefix(former, self.root_of(head), self.inner), starts=(former,))]
         old_norms = Alternative("gamma and beta", OLD_NORMS, ends=tuple(OLD_NORMS.in_class))
         return [[old_norms], [*(before if former else []), *self.prefixes(head)]]
+
+    def prefixes(self, head):
+        """See `Names.prefixes`. A head's own pooler has no prefix and shows none."""
+        own = f"{head.own_pooler.partition('.')[0]}."
+        usual = super().prefixes(head)
+        return [replace(each, starts=tuple(name for name in each.starts if name != own)) for each in usual]
 
     def head_name(self, head):
         """See `Names.head_name`."""

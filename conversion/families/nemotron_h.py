@@ -182,7 +182,7 @@ FAMILY = Family(
         outside=["mtp.*"],
     ),
     settings=DecoderSettings(
-        usual=fields_without("num_hidden_layers"),
+        usual=fields_without("num_hidden_layers", "hidden_dropout"),
         rope=None,
         window=Turns(),
         reads_whole=False,

@@ -9,7 +9,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
-from .shared import FUSED_MLP, LLAMA, NORMS, QKV, ROTARY_GPT
+from .shared import FUSED_MLP, LLAMA, NORMS, QKV, ROTARY_GPT, fields_without
 
 TRAINED = "original_max_position_embeddings"
 
@@ -50,6 +50,7 @@ PHI3 = Family(
     fresh=rotary(10_000.0),
     names=DecoderNames(layer={"self_attn.qkv_proj": QKV, "self_attn.o_proj": "self_attn.o_proj", **FUSED_MLP, **NORMS}),
     settings=DecoderSettings(
+        usual=fields_without("embd_pdrop"),
         rope=Rope(by_part=True),
         computed=[Computed(writer=write_trained_length)],
     ),

@@ -491,6 +491,8 @@ def assert_out_again(folder, row, theirs):
 
 FOLLOWED = {"norm_eps": 7.0, "hidden_act": "tanh", "hidden_dropout": 0.9, "attention_dropout": 0.9}
 """Our field -> a value that no model has, of fields that the record need not name."""
+IDLE = {"falcon": ["attention_dropout"]}
+"""Family -> what its class reads with ALiBi only."""
 FIRST = {row.family: row for row in reversed(ROWS) if row.family in FAMILIES}
 
 
@@ -514,7 +516,7 @@ def test_the_official_class_follows_each_field_that_counts(row):
             other.load_state_dict(theirs.state_dict())
             with torch.no_grad():
                 idle += [field] * torch.allclose(other(**inputs).logits, theirs(**inputs).logits)
-    assert not idle
+    assert idle == IDLE.get(row.family, [])
 
 
 @pytest.mark.versions

@@ -46,7 +46,7 @@ def test_vectors_there_and_everything_back(tmp_path, kind, pooling, both_ways):
     model = decoder(tmp_path / "src", kind, tie_word_embeddings=True).base_model
     report = embedder(tmp_path, pooling=pooling, bidirectional=both_ways, prompts={"query": "judge "})
     assert "vectors at 30 texts" in str(report.parity)
-    assert any("both look back" in note for note in report.notes) == (kind == "StableLm")
+    assert any("causal attention on both sides" in note for note in report.notes) == (kind == "StableLm")
     ours = opened(tmp_path / "dst")
     assert type(ours[0].auto_model).__name__ == "BlockformerDecoderModel"
     assert ours[0].auto_model.config.bidirectional == both_ways

@@ -134,6 +134,7 @@ def test_every_field_that_describes_a_model_steers_a_box():
         ("deepseek_v3", {"num_nextn_predict_layers": 1}),
         ("ministral3", {}),
         ("esm", {"frequency_dtype": "float16"}),
+        ("gemma4_text", {"num_hidden_layers": 12, "intermediate_sizes": [*[64] * 8, *[128] * 4]}),
         ("opt", {"token_embedding_size": 48}),
         ("t5gemma", {}),
         ("gpt2", ALL),

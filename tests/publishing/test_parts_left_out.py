@@ -31,10 +31,14 @@ MODELS = {
     "experts": (DECODER, EXPERTS, {"rotary", "experts"}),
     "latent": (DECODER, {**LATENT, **EXPERTS}, {"rotary", "latent_attention", "experts"}),
     "further tokens": (DECODER, {"num_nextn_predict_layers": 2}, {"rotary", "multi_token"}),
-    "learned": (ENCODER, {"position_type": "learned"}, set()),
+    "learned": (ENCODER, {"position_type": "learned"}, {"vector_positions"}),
     "disentangled": (ENCODER, {"position_type": "disentangled"}, {"disentangled", "relative_bias"}),
     "relative keys": (ENCODER, {"position_type": "relative_key_query"}, {"relative_keys"}),
-    "sinusoidal": (BOTH, {"position_type": "sinusoidal", "decoder_start_token_id": 1}, {"sinusoidal"}),
+    "sinusoidal": (
+        BOTH,
+        {"position_type": "sinusoidal", "decoder_start_token_id": 1},
+        {"sinusoidal", "vector_positions"},
+    ),
     "relative bias": (BOTH, {"position_type": "relative_bias", "decoder_start_token_id": 1}, {"relative_bias"}),
 }
 """Name -> the class, settings, and the parts that such a repo has of those that it need not have."""

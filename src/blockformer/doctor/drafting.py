@@ -151,7 +151,7 @@ def _matched(family: Family, sources: Sources, choices: Options) -> tuple[Outlin
     official = _official_names(family)
     known = {size: choices.settings[name] for size, name in official.items() if name in choices.settings}
     for flags in ({}, {"attention_bias": True}, {"mlp_bias": True}, {"attention_bias": True, "mlp_bias": True}):
-        if not {*flags} <= {*family.settings.fields}:
+        if not {*flags} <= {*family.settings.meanings}:
             continue
         outline = _outline(family, flags)
         try:
@@ -172,7 +172,7 @@ def _matched(family: Family, sources: Sources, choices: Options) -> tuple[Outlin
 
 def _official_names(family: Family) -> dict[str, str]:
     """A size -> the field of the family's config."""
-    theirs = {ours[0]: name for name, ours in family.settings.fields.items()}
+    theirs = {ours[0]: name for name, ours in family.settings.meanings.items()}
     default = family.settings.defaults.to_dict()
     named = {size: theirs.get(field) or OTHERWISE.get(size, field) for size, field in NAMED.items()}
     return {size: name for size, name in named.items() if name in default}
@@ -186,9 +186,9 @@ def _outline(family: Family, flags: Mapping[str, Any]) -> Outline:
     """
     names = _official_names(family)
     entries = {name: APART[size] for size, name in names.items() if size in APART}
-    entries |= {name: None for name in family.settings.fields if name.endswith("_token_id")}
+    entries |= {name: None for name in family.settings.meanings if name.endswith("_token_id")}
     entries |= {"model_type": family.settings.model_type, **flags}
-    entries |= {"tie_word_embeddings": False} if "tie_word_embeddings" in family.settings.fields else {}
+    entries |= {"tie_word_embeddings": False} if "tie_word_embeddings" in family.settings.meanings else {}
     sizes = {APART[size]: size for size in "VCIP"} | {3 * APART["C"]: THREE, 6: "D", 12: "K"}
     attempts = [(entries, sizes)]
     if "D" in names:  # a head may have a size of its own
@@ -293,7 +293,9 @@ def _config(outline: Outline, found: Match, sources: Sources, choices: Options) 
         if "D" in names and (query != sizes["C"] or settings.defaults.to_dict().get(names["D"]) is not None):
             entries[names["D"]] = _asked(f"{query} divided by {names['heads']}")
     defaults = settings.defaults.to_dict()
-    asked = [name for name in settings.fields if name not in entries and not any(each in name for each in OF_TRAINING)]
+    asked = [
+        name for name in settings.meanings if name not in entries and not any(each in name for each in OF_TRAINING)
+    ]
     has_head = not found.free
     for name in asked:
         if name in outline.flags:
