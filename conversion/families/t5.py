@@ -31,6 +31,7 @@ from .encoder_decoder import (
 from .fresh import by_width
 from .head import Head
 from .preset import Preset
+from .shared import fields_without
 
 STRUCTURE = {
     "norm_type": "rms_norm",
@@ -134,17 +135,20 @@ def write_activation(config, head):
 def read_stacks(official):
     """The decoder's sizes and tokens, which a single encoder does not have."""
     config = official.config
-    if len(stacks_of(official.head)) == 1:
-        return {}
-    start = getattr(config, "decoder_start_token_id", None)
-    return {"decoder_layers": config.num_decoder_layers, "decoder_start_token_id": start}
+    settings = {"bos_token_id": getattr(config, "bos_token_id", None)}
+    if len(stacks_of(official.head)) > 1:
+        settings["decoder_layers"] = config.num_decoder_layers
+        settings["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
+    return settings
 
 
 def write_stacks(config, head):
-    """The way back of `read_stacks`."""
+    """The way back of `read_stacks`. The official class saves no `bos_token_id` that is null."""
+    entries = {} if config.bos_token_id is None else {"bos_token_id": config.bos_token_id}
     if len(stacks_of(head)) == 1:
-        return {"is_encoder_decoder": False}
-    return {"num_decoder_layers": config.decoder_layers, "decoder_start_token_id": config.decoder_start_token_id}
+        return {**entries, "is_encoder_decoder": False}
+    decoder = {"num_decoder_layers": config.decoder_layers, "decoder_start_token_id": config.decoder_start_token_id}
+    return {**entries, **decoder}
 
 
 class ScaledHead:
@@ -175,6 +179,7 @@ class ScaledHead:
 def t5_settings(scales: bool | None = None) -> EncoderDecoderSettings:
     """The settings of a T5; `scales` as in `ScaledHead`."""
     return EncoderDecoderSettings(
+        usual=fields_without("bos_token_id"),
         fields={
             **{name: name for name in ("relative_attention_num_buckets", "relative_attention_max_distance")},
             "d_kv": "head_dim",

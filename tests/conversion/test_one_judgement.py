@@ -216,7 +216,7 @@ def test_ours_that_peft_has_adapted_is_refused_alike(tmp_path, change):
     official_folder(tmp_path / "src", "llama")
     convert(tmp_path / "src", tmp_path / "ours", verify=False)
     change(tmp_path / "ours")
-    assert_refused_alike(tmp_path, r"PEFT has adapted; save the model that its merge_and_unload\(\) gives")
+    assert_refused_alike(tmp_path, r"PEFT has adapted; save the model that its merge_and_unload\(\) returns")
 
 
 OURS_REFUSED = {

@@ -200,7 +200,7 @@ def test_an_untied_head_says_that_there_is_no_way_back(tmp_path):
         ({}, ["no", "maybe"], "'maybe' is not one token of the tokenizer, which reads it as '<unk>'"),
         ({}, ["no", "no"], "'no' and 'no' are the same token"),
         ({"kind": "Gemma2"}, ["no", "yes"], "final_logit_softcapping is 30.0"),
-        ({"task": "ForSequenceClassification"}, ["no", "yes"], "made of a decoder that writes text"),
+        ({"task": "ForSequenceClassification"}, ["no", "yes"], "made from a decoder that generates text"),
     ],
 )
 def test_what_cannot_be_a_reranker_is_refused(tmp_path, settings, tokens, named):

@@ -293,9 +293,8 @@ def _config(outline: Outline, found: Match, sources: Sources, choices: Options) 
         if "D" in names and (query != sizes["C"] or settings.defaults.to_dict().get(names["D"]) is not None):
             entries[names["D"]] = _asked(f"{query} divided by {names['heads']}")
     defaults = settings.defaults.to_dict()
-    asked = [
-        name for name in settings.meanings if name not in entries and not any(each in name for each in OF_TRAINING)
-    ]
+    known = {*entries, names.get("D")}
+    asked = [name for name in settings.meanings if name not in known and not any(each in name for each in OF_TRAINING)]
     has_head = not found.free
     for name in asked:
         if name in outline.flags:

@@ -29,6 +29,7 @@ from .diagnosing import diagnosis_of, examined
 from .examination import Examination
 from .finding import ERROR, Diagnosis
 from .layouts import Layouts
+from .name_map import is_map
 from .options import Options
 from .own_tokenizers import write_own_tokenizer
 from .weight_numbers import rows_of
@@ -123,6 +124,8 @@ def copy_side_files(found: Examination, folder: Path, choices: Options) -> list[
     for name, path in sorted(files.items()):
         if not path.is_file() or name in NOT_COPIED or name.startswith(".") or path.resolve() in asked:
             continue
+        if path.suffix == ".json" and is_map(path):
+            continue  # the user's, of this or another attempt
         if is_side_file(name, path.stat().st_size) and not (folder / name).exists():
             copy_file(checkpoint, name, folder / name)
             copied.append(name)

@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -260,6 +261,15 @@ def read_map(path: str | PathLike[str]) -> NameMap:
     problems: dict[str, list[str]] = defaultdict(list)
     found = [_entry(each, problems) for each in entries]
     return NameMap(str(path), config, tuple(filter(None, found)), tuple(map(Pattern, dropped)), dict(problems))
+
+
+def is_map(path: Path) -> bool:
+    """Whether a file is one of names, or a draft of one."""
+    try:
+        content = read_json(path)
+    except ConversionError:
+        return False
+    return isinstance(content, Mapping) and {"config", "tensors"} <= content.keys()
 
 
 def _questions(content: Any, title: str) -> Iterator[str]:
