@@ -108,7 +108,7 @@ def test_reloading_finds_a_changed_weight(tmp_path, processes, tiny_tokenizer):
     done = processes.run(script, *arguments, folder=tmp_path, elsewhere=False)
     assert done.returncode == 1
     assert "the reloaded model's logits differ" in done.stderr
-    with pytest.raises(roundtrip.RoundTripError, match="Qwen3ForCausalLM gives other logits"):
+    with pytest.raises(roundtrip.RoundTripError, match="Qwen3ForCausalLM computes other logits"):
         roundtrip.convert_and_compare(tmp_path / "repo", tmp_path / "official", expected)
 
 

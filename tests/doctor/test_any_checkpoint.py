@@ -50,8 +50,8 @@ def pickled(folder, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("pytorch_model.bin", lambda all_: {"state_dict": all_, "epoch": 3}, "lie under the key 'state_dict'"),
-        ("pytorch_model.bin", lambda all_: {"module": all_}, "lie under the key 'module'"),
+        ("pytorch_model.bin", lambda all_: {"state_dict": all_, "epoch": 3}, "are under the key 'state_dict'"),
+        ("pytorch_model.bin", lambda all_: {"module": all_}, "are under the key 'module'"),
         (
             "last.ckpt",
             lambda all_: {

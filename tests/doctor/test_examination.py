@@ -292,7 +292,7 @@ def test_weights_in_blocks_of_8_bits_are_left_as_they_are(tmp_path):
     assert "LlamaForCausalLM in few bits" in found.what
     edit_config(tmp_path / "source", quantization_config={**settings, "quant_method": "bitnet"})
     found = diagnose(tmp_path / "source", quick=True)
-    assert "Blockformer does not convert such a model" in told(found)
+    assert "Blockformer does not convert such models" in told(found)
     assert (found.status, found.is_mendable) == (3, False)
     edit_config(tmp_path / "source", quantization_config=...)
     assert "config.json has no quantization_config" in told(diagnose(tmp_path / "source", quick=True))
