@@ -216,6 +216,7 @@ JINA = Family(
         "hidden_act": "gelu",
         "max_position_embeddings": 8194,
         "position_offset": 0,
+        "padding_position": "index",
     },
     names=EncoderNames(
         root="roberta.",
