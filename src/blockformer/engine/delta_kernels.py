@@ -10,7 +10,8 @@ B batch, T length, H value heads, K key size, V value size.
 import functools
 
 import torch
-from transformers.utils import is_flash_linear_attention_available, logging
+from transformers.utils import logging
+from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from ..model.compat import is_mapped
 from .measure import is_enabled
