@@ -54,7 +54,7 @@ def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe
     What else the model takes is random (see `inputs_of`). Of a decoder the second random row is padded on the right;
     encoders get right padding as an input of its own. Some official classes count padding among the positions and take
     no position ids: encoder-decoders with embedded positions, and families with `counts_padding`. They get right
-    padding only. Those that tell padding by its token count positions by themselves.
+    padding only. Models that recognize padding by its token count positions by themselves.
 
     Texts are what users have: they end in the end token, or in the padding token, which is one and the same in many
     models, and hold the padding token inside. What the mask hides is the padding token.

@@ -300,7 +300,7 @@ def test_a_layer_from_outside_is_not_split_between_devices():
 
 
 TOGETHER = [each for each in SETTINGS if not each.items() < SETTINGS[-1].items()]
-"""Those that are not in the last one already, which has a graph only if all its parts have."""
+"""Parts that the last row does not cover; it has a graph only if all its parts have."""
 
 
 @pytest.mark.slow

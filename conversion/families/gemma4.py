@@ -172,7 +172,7 @@ def rope_by_type(settings: dict) -> dict:
 
 
 def a_third(settings: dict) -> int:
-    """How many of a fresh model's last layers share keys: a third, or fewer where those before lack a type."""
+    """How many of a fresh model's last layers share keys: a third, or as many as leave one of each type before them."""
     types = _types(settings)
     return next(n for n in range(len(types) // 3, -1, -1) if {*types} == {*types[: len(types) - n]})
 

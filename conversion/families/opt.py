@@ -16,7 +16,7 @@ MODULES = {
     "fc1": "mlp.up_proj",
     "fc2": "mlp.down_proj",
 }
-"""Official module of a layer -> ours, of those that are no norm."""
+"""Official module of a layer -> ours, without norms."""
 
 
 def read_norms(official):

@@ -102,7 +102,7 @@ def assert_there_and_back(folder, row, theirs, computed=()):
     """Convert a model and back, with and without a memory of its source, bit for bit; gives the folder of ours.
 
     Both models are compared on the way in, and on the way out without that memory; with it, all tensors and entries of
-    the config are the source's. Tensors whose names end in `computed` are those that the official class makes itself
+    the config are the source's. Tensors whose names end in `computed` are made by the official class itself
     where they are missing.
     """
     src, dst, back = (folder / name for name in ("src", "dst", "back"))

@@ -248,7 +248,7 @@ ONLY_DOCTOR = {
         pickled("last.pt", lambda all_: {"net": {"a": all_}, "ema": all_}),
         "tensors under 'net.a' and 'ema'.*--key net.a or --key ema",
     ),
-    "no tensors": (lambda f: edit_tensors(f, lambda all_: {}), "there are no tensors in the weights"),
+    "no tensors": (lambda f: edit_tensors(f, lambda all_: {}), "the weights have no tensors"),
     "a link to nothing": (
         lambda f: (taken(f), (f / WEIGHTS).symlink_to("../../blobs/5a3f")),
         "a link to a file that is not there; download or copy the file itself",
@@ -271,7 +271,7 @@ ONLY_DOCTOR = {
             (f / INDEX).unlink(),
             (f / "model-00002-of-00002.safetensors").rename(f / "model-00002-of-00003.safetensors"),
         ),
-        "files of several saves, 'model-00001-of-00002.safetensors', .*move those of the others away",
+        "files of several saves, 'model-00001-of-00002.safetensors', .*move the files of the others away",
     ),
     "transposed": (
         lambda f: edit_tensors(f, lambda all_: {n: t.T.contiguous() if "_proj" in n else t for n, t in all_.items()}),

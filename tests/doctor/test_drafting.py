@@ -227,7 +227,7 @@ def test_sizes_that_shapes_leave_open_are_asked_for(tmp_path, llama):
     [
         (lambda all_: {"a": torch.ones(3)}, "no layers: none of the names have numbers from 0"),
         (lambda all_: {**all_, "tower.1.tell.weight": torch.ones(3)}, "'tower.{layer}.tell.weight' has another shape"),
-        (lambda all_: {**all_, "tower.0.x": torch.ones(3), "tower.1.x": torch.ones(3)}, "not those of a llama"),
+        (lambda all_: {**all_, "tower.0.x": torch.ones(3), "tower.1.x": torch.ones(3)}, "do not fit a llama"),
         (lambda all_: nano_gpt(True), "a checkpoint of nanoGPT, which needs no file of names"),
     ],
 )

@@ -343,7 +343,7 @@ def test_the_config_shows_the_list_of_llama(tmp_path, monkeypatch, rope, fourth)
         ({"model_type": "llama", "rope_scaling": {"type": "llama3"}}, 128000, "llama3.1"),
         ({"model_type": "llama"}, 32000, None),
         ({"model_type": "qwen3"}, 151643, "qwen3"),
-        ({"model_type": "qwen2"}, 151643, None),  # those of 2.5 have more special tokens
+        ({"model_type": "qwen2"}, 151643, None),  # Qwen2.5's have more special tokens
         ({}, 128000, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Positions: computed ones are exact after a cast and after loading; padding has those of the official classes."""
+"""Positions: computed ones are exact after a cast and after loading, and padding has its official ones."""
 
 import pytest
 import torch

@@ -78,7 +78,7 @@ def doctor(
         typer.Option(
             "--map",
             metavar="NAMES.json",
-            help="For weights of your own code: a file that maps its names to those of a family.",
+            help="For weights of your own code: a file that maps its tensor names to a family's.",
             show_default=False,
         ),
     ] = None,

@@ -79,7 +79,7 @@ class AnyCheckpoint(Checkpoint):
         except CheckpointError as error:
             self.findings.append(Finding("file", ERROR, str(error)))
         if weights.files and not self.tensors and not any(each.severity == ERROR for each in self.findings):
-            said = "there are no tensors in the weights"
+            said = "the weights have no tensors"
             self.findings.append(Finding("file", ERROR, said, "save the model again: an empty state dict was saved"))
         if weights.places is not None:
             self._compare_index(weights.places)

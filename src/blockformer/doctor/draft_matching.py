@@ -1,8 +1,8 @@
-"""Which of a family's tensors those of unknown code may be, by their shapes, and then by their names.
+"""Which of a family's tensors an unknown code's tensors may be, by their shapes, and then by their names.
 
 The family's model is built once with sizes that are all different, so that each axis of its tensors shows which size it
-is. The checkpoint's sizes are those with which its tensors are exactly the family's: one by one, transposed, or several
-of them joined.
+is. The checkpoint's sizes are the ones with which its tensors are exactly the family's: one by one, transposed, or
+several of them joined.
 """
 
 import itertools
@@ -86,7 +86,7 @@ class Sources:
 
     Attributes:
         outside: those outside the layers, without biases of others.
-        of_layer: those of each layer, with `{layer}` in their names.
+        of_layer: the tensors of each layer, with `{layer}` in their names.
         biases: weights of both that a bias belongs to.
         layers: how many there are.
         computed: names of tensors that look like what code computes again: masks, rotations, positions.

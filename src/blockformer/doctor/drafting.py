@@ -165,7 +165,7 @@ def _matched(family: Family, sources: Sources, choices: Options) -> tuple[Outlin
         if found is not None:
             return outline, found
     raise ConversionError(
-        f"the tensors are not those of a {family.name}, neither one by one nor transposed or joined: "
+        f"the tensors do not fit a {family.name}, neither one by one nor transposed or joined: "
         "try another --family, or write the file of names by hand"
     )
 
@@ -216,7 +216,7 @@ def _outline(family: Family, flags: Mapping[str, Any]) -> Outline:
 
 
 def _content(outline: Outline, found: Match, sources: Sources, choices: Options) -> dict[str, Any]:
-    """The file: the config, an entry for each tensor, and those that the code does without."""
+    """The file: the config, an entry for each tensor, and the tensors that the code does without."""
     shapes: dict[str, tuple[int, ...]] = {**sources.outside, **sources.of_layer}
     is_rotary = getattr(outline.layouts.config, "position_type", "") == "rotary"
     tensors = [_entry(name, each, shapes.get(name, (0,)), is_rotary) for name, each in found.choices.items()]

@@ -37,7 +37,7 @@ class Kind:
         special: tokens after the ranks, in the order of their ids.
         eos: the end of a text.
         bos: what each text begins with; "" for nothing.
-        shown: of `special`, those that a decoded text keeps.
+        shown: the tokens of `special` that a decoded text keeps.
         composes: whether a text is brought into Unicode's composed form first.
     """
 

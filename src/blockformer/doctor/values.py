@@ -103,7 +103,7 @@ def _values(info: TensorInfo, parts: Iterator[Tensor], others: Iterator[Tensor] 
 def _is_misread(rows: Tensor, dtype: torch.dtype) -> bool | None:
     """Whether numbers of one 16-bit dtype have been read as the other.
 
-    As float16, weights of bfloat16 are nearly all from 1/4 to 4; as bfloat16, those of float16 are far below 1e-8.
+    As float16, weights of bfloat16 are nearly all from 1/4 to 4; as bfloat16, float16 weights are far below 1e-8.
     """
     sizes = rows[rows != 0].abs()
     if dtype not in (torch.float16, torch.bfloat16) or len(sizes) < SMALLEST // 2:

@@ -167,7 +167,9 @@ def _unusual(folder: Path, names: list[str]) -> Weights:
         return _of_numbered(folder, found)
     if len({match.groups() for name in found if (match := NUMBERED.fullmatch(name))}) > 1:
         said = f"there are files of several saves, {_some(found)}, and no index says which belong together"
-        return Weights("several weight files", [], [Finding("several", ERROR, said, "move those of the others away")])
+        return Weights(
+            "several weight files", [], [Finding("several", ERROR, said, "move the files of the others away")]
+        )
     if len(found) > 1:
         said = f"there are several files with weights, {_some(found)}, and no library looks for any of these names"
         return Weights("several weight files", [], [Finding("several", ERROR, said, "name the file, not the folder")])

@@ -87,7 +87,7 @@ class ComputedPositions(nn.Module):
 def counted_positions(is_token, of_padding, first):
     """Positions int64 [B, T]: `is_token` bool [B, S] says which keys are real, the last T are the new tokens'.
 
-    Real ones are counted from `first` on; padding has those of `of_padding` [T].
+    Real ones are counted from `first` on; padding takes its positions from `of_padding` [T].
     """
     length = of_padding.shape[0]  # not `len`, which an exported graph would take for a constant
     positions = is_token.long().cumsum(-1)[:, -length:] - 1 + first

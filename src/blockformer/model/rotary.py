@@ -133,7 +133,7 @@ class RotaryPositions(ComputedPositions):
         """[D/2]; of "longrope" for texts as long as in training and for longer ones, [2, D/2]."""
         if self.rope_type == "default":
             return self._frequencies_of(self.rope["rope_theta"], "cpu")
-        if self.rope_type == "proportional":  # those of a whole head for its first pairs, and 0 for the others
+        if self.rope_type == "proportional":  # a whole head's frequencies for its first pairs, and 0 for the others
             frequencies = self._frequencies_of(self.rope["rope_theta"], "cpu") / self.rope.get("factor", 1.0)
             count = int(self.rope.get("partial_rotary_factor", 1.0) * self.head_dim // 2)
             return torch.cat((frequencies[:count], torch.zeros_like(frequencies[count:])))

@@ -111,12 +111,12 @@ class VariedFields(RotaryFields, AttentionFields):
 
     @property
     def qk_head_dim(self) -> int | None:
-        """A size, by which the library lets a static cache take those of the keys, layer by layer; or None."""
+        """A size, by which the library lets a static cache take the keys' sizes, layer by layer; or None."""
         return self.head_dim if self.attention_by_type else getattr(super(), "qk_head_dim", None)
 
 
 class VariedAttention(Attention):
-    """Attention with the sizes of its layer type, whose keys may be its values, too, or those of an earlier layer.
+    """Attention with the sizes of its layer type, whose keys may be its values, too, or an earlier layer's keys.
 
     Values may be normed over each head (Gemma 4). A layer that shares reads what the last layer before the sharing
     ones of its type has got from the cache, so it caches nothing (Brandon et al., 2024).
