@@ -15,15 +15,12 @@ from .model.latent_attention import OF_LATENTS
 from .model.multi_token import MultiTokenFields
 from .model.positions import LEARNED, RELATIVE_BIAS, SINUSOIDAL
 from .model.relative_bias import RelativeBiasFields
+from .model.token_inputs import OF_LAYERS
 from .model.varied_attention import VARIED
 
 _OFF_BY_NONE = (
-    *BLOCKS,
-    "num_hidden_groups",
-    "token_embedding_size",
-    "query_growth",
-    "frequency_dtype",
-    *("hidden_size_per_layer_input", "intermediate_sizes", "layer_scale", *VARIED),
+    *(*BLOCKS, *OF_LAYERS, *VARIED),
+    *("num_hidden_groups", "token_embedding_size", "query_growth", "frequency_dtype"),
 )
 NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     *(((name,), name, ()) for name in _OFF_BY_NONE),

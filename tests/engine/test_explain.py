@@ -76,12 +76,12 @@ def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
 
 def test_questions_are_said_in_words(monkeypatch):
     words = {
-        "onednn": "oneDNN's product",
+        "onednn": "oneDNN's matmul",
         "in parts, rows: 1": "a matmul in parts, rows: 1",
         "in parts, rows: 4": "a matmul in parts, rows: 4",
         "packed, torch.float32": "a packed weight in float32",
         "widened, torch.float16": "a matmul by way of float32 in float16",
-        "packed 4 bits, torch.bfloat16": "PyTorch's 4-bit product in bfloat16",
+        "packed 4 bits, torch.bfloat16": "PyTorch's 4-bit matmul in bfloat16",
         "attention in blocks": "attention in blocks",
     }
     monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(words, True))

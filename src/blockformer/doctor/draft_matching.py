@@ -85,7 +85,7 @@ class Sources:
     """The tensors of the code.
 
     Attributes:
-        outside: those outside the layers, without biases of others.
+        outside: the tensors outside the layers, without biases of others.
         of_layer: the tensors of each layer, with `{layer}` in their names.
         biases: weights of both that a bias belongs to.
         layers: how many there are.

@@ -229,9 +229,8 @@ def byte_tokenizer(
     for token, number in sorted(special.items(), key=lambda each: each[1]):
         if number != made.get_vocab_size():
             raise CheckpointError(f"{path}: {shown(token)} has the id {number}, and the next one is another")
-        made.add_special_tokens([AddedToken(token, normalized=False)]) if token not in kept else made.add_tokens(
-            [AddedToken(token, normalized=False)]
-        )
+        add = made.add_tokens if token in kept else made.add_special_tokens
+        add([AddedToken(token, normalized=False)])
     return made
 
 

@@ -33,11 +33,11 @@ _PRODUCTS = {
 }
 # What was measured, by the first words of a question to `is_measured`.
 _MEASURED = {
-    "onednn": "oneDNN's product",
+    "onednn": "oneDNN's matmul",
     "in parts": "a matmul in parts",
     "packed": "a packed weight",
     "widened": "a matmul by way of float32",
-    "packed 4 bits": "PyTorch's 4-bit product",
+    "packed 4 bits": "PyTorch's 4-bit matmul",
     "attention in blocks": "attention in blocks",
 }
 

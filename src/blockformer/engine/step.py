@@ -18,6 +18,7 @@ from ..model.compat import CACHE
 from ..model.input_checks import check_inputs, check_positions, check_source
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
+from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
 from .attention import is_in_use
 from .beams import fill, has_state, held_by, shared_beams, sources_of_mask
@@ -39,8 +40,6 @@ logger = logging.get_logger(__name__)
 
 # What `generate` passes along that says nothing of a step.
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
-# Fields by which layers have other sizes, share keys, or read more than states.
-_BY_LAYER = (*VARIED, "hidden_size_per_layer_input", "intermediate_sizes", "layer_scale")
 # Fields of a config by which every call returns more.
 COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
 
@@ -370,7 +369,7 @@ def _says_nothing(name: str, value) -> bool:
 
 def uncompiled_field(config) -> str | None:
     """A field by which layers differ in what no compiled step knows, or None."""
-    return next((name for name in _BY_LAYER if getattr(config, name, None)), None)
+    return next((name for name in (*VARIED, *OF_LAYERS) if getattr(config, name, None)), None)
 
 
 def can_compile(model) -> bool:

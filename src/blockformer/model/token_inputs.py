@@ -15,8 +15,8 @@ from .axes import BLOCKS, axis, flag, is_integer
 from .feed_forward import FeedForwardFields, make_activation
 from .normalization import make_norm
 
-# What no test has together with these vectors, with networks of several widths, and with factors.
-_EXCLUDED = {
+# Fields by which each layer takes, has or does something of its own -> what no test has together with them.
+OF_LAYERS = {
     "hidden_size_per_layer_input": (
         *("add_cross_attention", "bidirectional", "num_nextn_predict_layers", "token_embedding_size", "linear_bits"),
     ),
@@ -39,9 +39,9 @@ class TokenInputFields(FeedForwardFields):
 
     def check(self):
         """They are for a decoder's usual layers, of which each has a width."""
-        named = [name for name in _EXCLUDED if getattr(self, name)]
+        named = [name for name in OF_LAYERS if getattr(self, name)]
         for field in named:
-            wrong = [name for name in _EXCLUDED[field] if getattr(self, name)]
+            wrong = [name for name in OF_LAYERS[field] if getattr(self, name)]
             if field != "intermediate_sizes":
                 wrong += ["residual"] * (self.residual != "sequential")
                 wrong += ["layer_types"] * (not BLOCKS["layer_types"].keys().isdisjoint(self.layer_types))

@@ -17,6 +17,7 @@ from ..files.side_file_kinds import same_bytes
 from ..model.axes import blocks_of
 from ..model.positions import LEARNED, RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL
 from ..model.release import STAMP
+from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
 from ..model_classes import MODELS
 
@@ -37,7 +38,7 @@ OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "rotary": ("position_type", ("rotary",)),
     "sinusoidal": ("position_type", SINUSOIDAL),
     "token_dropout": ("token_dropout", ()),
-    "token_inputs": (("hidden_size_per_layer_input", "intermediate_sizes", "layer_scale"), ()),
+    "token_inputs": ((*OF_LAYERS,), ()),
     "varied_attention": (VARIED, ()),
     "vector_positions": ("position_type", (*LEARNED, *SINUSOIDAL)),
 }
@@ -84,7 +85,7 @@ def code_files(config: PretrainedConfig) -> dict[str, Path]:
 
 
 def left_out(config: PretrainedConfig) -> set[str]:
-    """Those of `OPTIONAL` that neither a config nor a block of it needs."""
+    """The parts in `OPTIONAL` that neither a config nor a block of it needs."""
     needed = {name for block in blocks_of(config) for name in _IMPORT.findall(block.source.decode())}
     for name, (fields, values) in OPTIONAL.items():
         if any(is_set(vars(config), field, values) for field in ([fields] if isinstance(fields, str) else fields)):
