@@ -83,8 +83,7 @@ def prepare_for_inference(
             for which transformers compiles the step.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
-            up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
-            encoder-decoder's first token is a step like the others.
+            up to 6%. The first token reads the plain head, which is kept.
         decisions: the JSON file that records what is fastest on each machine, and to which new measurements are added,
             from now on for all models of this process. Processes that share it give the same results bit for bit. By
             default it is `decisions.json` in `~/.cache/blockformer`.
@@ -118,9 +117,7 @@ def prepare_for_inference(
     if compile and step.can_compile(model):
         _make_plain(model)
         _give_runtime(model, PreparedRuntime)
-        steps = step.CompiledSteps(model, head_bits)
-        model.runtime = CompiledRuntime(steps, Decoding(model, "cpu", steps))
-        model.get_decoder().runtime = CompiledRuntime()
+        model.runtime = CompiledRuntime(Decoding(model, "cpu", step.CompiledSteps(model, head_bits)))
         if is_enabled():
             _put_in(model, _PREPARED)
         return model
