@@ -288,7 +288,9 @@ def test_a_cache_that_holds_something_else_goes_to_the_library():
         for model, cache in zip((plain, quick), caches, strict=True)
     ]
     assert torch.equal(*texts)
-    assert list(quick.runtime.decoding.fallbacks.reasons) == ["a cache is given that holds another text"]
+    assert list(quick.runtime.decoding.fallbacks.reasons) == [
+        "a cache is given that does not hold the beginning of the prompt"
+    ]
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -12,19 +12,18 @@ from collections import deque
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMixin, MaxLengthCriteria
 
-from ..model.compat import CACHE
 from .attention import is_in_use
 from .beam_search import BeamSearch
-from .beams import has_state, held_by, share_sources, sources
+from .beams import share_sources, sources
 from .fallbacks import Fallbacks, Uncompiled
 from .forbidden import only_forbid, without_forbidden
 from .graphs import Prompt, Steps, room_for
-from .growing_cache import GrowingLayer
 from .measure import is_enabled
 from .parts import CPUParts, Parts, PlainParts
+from .seen_cache import seen_cache, tokens_in
 from .step import CompiledSteps
 from .step_parts import WRITTEN, keeps_state
 from .watched import Modules
@@ -43,7 +42,6 @@ _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_genera
 # Fields of a config by which every call returns more, and of a call's settings.
 _COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
 _RETURNED_TOO = (*_COLLECTED[:2], "output_scores", "output_logits")
-_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, GrowingLayer)  # of caches that texts are written into
 
 
 class Decoding:
@@ -128,7 +126,6 @@ class Decoding:
             if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
                 raise Uncompiled(f"{name} was replaced")
         call = _Call(model, input_ids, named, self._watched, is_late=self.compiled is None)
-        call.check_cache()
         if call.beams > 1 and call.own_criteria:
             raise Uncompiled(f"{type(call.own_criteria[0]).__name__} is given")
         if call.beams > 1 and any(each is not None and sources(each, call.beams) is None for each in (input_ids, mask)):
@@ -192,35 +189,8 @@ class _Call:
         self.is_late = is_late and not _may_be_own(self.streamer)
         self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
         self._has_dict = getattr(self.settings, "return_dict_in_generate", False)
-        cache = named.get(CACHE)
-        is_own = getattr(cache, "is_of_generate", False) and not self._has_dict
-        self.cache = None if is_own else cache
-        self._past = 0
-
-    def check_cache(self) -> None:
-        """Refuse a cache of the caller's, or one to be returned, that these steps cannot go on with, or append to."""
-        cache = self.cache
-        if cache is None:
-            if self._has_dict:
-                raise Uncompiled("return_dict_in_generate is given")
-            return
-        rows, length = self.input_ids.shape
-        layers, stack = getattr(cache, "layers", ()), self.model.get_decoder()
-        is_known = type(cache) is DynamicCache and not cache.offloading and self.beams == 1
-        if not is_known or not all(type(each) in _LAYERS or (has_state(each) and not self.is_late) for each in layers):
-            raise Uncompiled("a cache is given" if not self._has_dict else "return_dict_in_generate is given")
-        filled = [each for each in layers if getattr(each, "is_initialized", False) or has_state(each)]
-        keys = [held_by(each)[0] for each in filled if not has_state(each) or held_by(each)[0] is not None]
-        if not keys:
-            return
-        weight = stack.embed_tokens.weight
-        kinds = {(len(each), each.dtype, each.device) for each in keys}
-        fits = len(keys) == len(stack.layers) and kinds == {(rows, weight.dtype, weight.device)}
-        mask = self._named.get("attention_mask")
-        seen = getattr(self.settings, "_mask_length", -1) if mask is None else mask.shape[1]
-        self._past = next(each.get_seq_length() for each in layers if not has_state(each))
-        if not fits or seen != length or not 0 < self._past < length:
-            raise Uncompiled("a cache is given that holds another text")
+        self.cache = seen_cache(named)
+        self._past = 0 if self.cache is None else tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late)
 
     def _fresh(self, cache):
         """On a CPU the model's own, which grows in place."""
