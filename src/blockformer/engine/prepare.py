@@ -69,18 +69,18 @@ def prepare_for_inference(
 
     Args:
         model: a Blockformer model of this package.
-        compile: compile the step that writes one more token by `torch.compile`. This needs a C++ compiler, and the
-            first batch of each kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds
-            for a small decoder on two busy cores; later processes read the code from PyTorch's own cache
-            (`TORCHINDUCTOR_CACHE_DIR`). Prompts are read layer by layer, and a model that does not write is prepared as
-            without `compile`. Weights stay plain and are read as they are, so a changed weight is followed. 4-bit
-            weights and a head in 8 bits are held twice, and so are float32 weights once more than four rows are
-            written, where another layout is faster; the copies follow their weights, except when single numbers, or
-            less than a sixteenth of the rows or columns, are written through `.data`, when 4-bit weights are written
-            through `.data`, or when tensors of inference mode are written to. Models with
-            classes and attention functions from outside of Blockformer, PyTorch and transformers run uncompiled. On
-            CUDA, `generate` writes by graphs of compiled layers; where it cannot, and on XPU, it gets a static cache,
-            for which transformers compiles the step.
+        compile: have `generate` write by a step that `torch.compile` compiles; calls of the model itself, such as a
+            loop of your own makes, run as without `compile`. This needs a C++ compiler, and the first batch of each
+            kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds for a small decoder
+            on two busy cores; later processes read the code from PyTorch's own cache (`TORCHINDUCTOR_CACHE_DIR`).
+            Prompts are read layer by layer, and a model that does not write is prepared as without `compile`. Weights
+            stay plain and are read as they are, so a changed weight is followed. 4-bit weights and a head in 8 bits are
+            held twice, and so are float32 weights once more than four rows are written, where another layout is faster;
+            the copies follow their weights, except when single numbers, or less than a sixteenth of the rows or
+            columns, are written through `.data`, when 4-bit weights are written through `.data`, or when tensors of
+            inference mode are written to. Models with classes and attention functions from outside of Blockformer,
+            PyTorch and transformers run uncompiled. On CUDA, `generate` writes by graphs of compiled layers; where it
+            cannot, and on XPU, it gets a static cache, for which transformers compiles the step.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. The first token reads the plain head, which is kept.
