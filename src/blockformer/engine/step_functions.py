@@ -26,8 +26,7 @@ class StepFunctions:
 
     Attributes:
         windows: layer type -> how many tokens its layers see, or None.
-        cut: of each layer how many tokens of its buffers are enough, or None; no list if no layer has a window, or a
-            bias is for as many slots in all layers.
+        cut: of each layer how many tokens of its buffers are enough, or None: all; empty if no layer has a window.
         dtype: of the model.
         is_ready: whether they have computed before, so that they need not be compiled.
 
@@ -63,7 +62,7 @@ class StepFunctions:
         self.is_ready, self.dtype = False, model.dtype
         self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
         cut = [self.windows[layer.layer_type] for layer in stack.layers]
-        self.cut = cut if any(cut) and not stack.has_shared_bias else []
+        self.cut = cut if any(cut) else []
 
         def made(function):
             return function if device is None else compiled(function, device)
