@@ -53,7 +53,7 @@ class Decoding:
         compiled: the steps of a CPU; without them it runs the steps of a GPU uncompiled, which is for tests.
     """
 
-    def __init__(self, model, device: str = "cuda", compiled: CompiledSteps | None = None):
+    def __init__(self, model, device: str, compiled: CompiledSteps | None = None):
         self._model, self._device, self.compiled = model, device, compiled
         self.fallbacks = Fallbacks()
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Decoding:
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        return Decoding, (None,), (self._model, self._device, self.compiled)  # a copy captures graphs of its own
+        return Decoding, (None, ""), (self._model, self._device, self.compiled)  # a copy captures graphs of its own
 
     def __setstate__(self, state):
         self.__init__(*state)  # type: ignore[misc]
@@ -106,7 +106,7 @@ class Decoding:
             raise Uncompiled(f"fast paths are off, or the prompt is not on '{self._device}'")
         if arguments or others:
             raise Uncompiled(f"{(*others, 'a positional argument')[0]} is given")
-        if getattr(settings, "cache_implementation", None) not in (None, "static"):
+        if getattr(settings, "cache_implementation", None) is not None:
             raise Uncompiled(f"the cache is to be '{settings.cache_implementation}'")
         mask = named.get("decoder_attention_mask")
         if mask is not None and not mask.all():

@@ -10,7 +10,7 @@ from ..model.awq_linear import QuantizedLinear
 from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from . import measure
-from .accelerator import SharingAttention, masks_for_generate
+from .accelerator import SharingAttention
 from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
 from .packed import PackedLinear
@@ -172,9 +172,7 @@ def _writing(model) -> list[Part]:
         return []
     steps = _compiled_steps(model)
     if isinstance(model.runtime, WritingRuntime):
-        return [Part("one more token", "a CUDA graph of compiled layers; with beams compiled by transformers")]
-    if _has_static_cache(model):
-        return [Part("one more token", "compiled by transformers, in `generate` only")]
+        return [Part("one more token", "a CUDA graph of compiled layers")]
     if steps is None:
         hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
         if (name := uncompiled_field(model.config)) is not None:
@@ -246,14 +244,8 @@ def _rest(model) -> list[Part]:
     parts = [Part("attention", f"'{attention}'", reason), Part("padding", padding, why)]
     if any(stack.is_causal for stack in _stacks_of(model)):
         grows = isinstance(model.runtime, PreparedRuntime)
-        cache = "grows in place" if grows else "the library's, copied for each token"
-        parts.append(Part("the cache", "of a fixed size in `generate`" if _has_static_cache(model) else cache))
+        parts.append(Part("the cache", "grows in place" if grows else "the library's, copied for each token"))
     return parts
-
-
-def _has_static_cache(model) -> bool:
-    """Whether `generate` compiles the step by itself, on a GPU."""
-    return getattr(model, "create_masks_for_generate", None) is masks_for_generate
 
 
 def _bytes_held_twice(model) -> int:

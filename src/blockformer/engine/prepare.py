@@ -79,8 +79,7 @@ def prepare_for_inference(
             the copies follow their weights, except when single numbers, or less than a sixteenth of the rows or
             columns, are written through `.data`, when 4-bit weights are written through `.data`, or when tensors of
             inference mode are written to. Models with classes and attention functions from outside of Blockformer,
-            PyTorch and transformers run uncompiled. On CUDA, `generate` writes by graphs of compiled layers; where it
-            cannot, and on XPU, it gets a static cache, for which transformers compiles the step.
+            PyTorch and transformers run uncompiled. On CUDA, `generate` writes by graphs of compiled layers.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. The first token reads the plain head, which is kept.
@@ -160,18 +159,14 @@ def prepare_for_training(model):
 
 
 def _prepare_on_accelerator(model, compile: bool) -> None:
-    """Skip padding, and have `generate` compile a step over a static cache, as it does by itself for such a cache."""
+    """Skip padding, and write by captured steps."""
     if not is_enabled():
         return
     _give_runtime(model, AcceleratorRuntime)
     if accelerator.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model._cache_before = model.generation_config.cache_implementation
-        model.generation_config.cache_implementation = "static"
-        model.create_masks_for_generate = accelerator.masks_for_generate
-        if model.device.type == accelerator.DEVICE:
-            model.runtime = WritingRuntime(Decoding(model))
+        model.runtime = WritingRuntime(Decoding(model, accelerator.DEVICE))
 
 
 def _make_plain(model) -> None:
@@ -203,7 +198,7 @@ def _check_compiles(model) -> None:
         raise ValueError(
             f"compile=True is not supported with {name}={getattr(model.config, name)!r}: prepare the model without it."
         )
-    if model.device.type in accelerator.COMPILES:
+    if model.device.type == accelerator.DEVICE:
         if not step.can_compile(model):
             raise ValueError(
                 f"compile=True on '{model.device}' is for models that write text; this {type(model).__name__} does "
@@ -212,8 +207,8 @@ def _check_compiles(model) -> None:
         return
     if model.device.type != "cpu":
         raise ValueError(
-            f"compile=True is for the CPU, CUDA and XPU; the model is on '{model.device}': prepare it without "
-            "compile=True."
+            f"compile=True is for the CPU and CUDA; the model is on '{model.device}': prepare it without compile=True. "
+            "generate(..., cache_implementation='static') has transformers compile a step on other devices."
         )
     if not all(can_be_in_order(module) for module in model.modules() if isinstance(module, QuantizedLinear)):
         raise ValueError(
@@ -252,9 +247,6 @@ def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
 
 
 def _forget_compiled(model) -> None:
-    if "_cache_before" in vars(model):
-        model.generation_config.cache_implementation = vars(model).pop("_cache_before")
-        del model.create_masks_for_generate
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
             if isinstance(module.runtime, WritingRuntime):
