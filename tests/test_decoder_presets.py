@@ -183,7 +183,10 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"norm_weight": "none"}, "needs norm_type='layer_norm' and norm_bias=False"),
+        (
+            {"norm_weight": "none", "norm_type": "layer_norm", "norm_bias": True},
+            "norm_weight='none' needs norm_bias=False",
+        ),
         ({"norm_weight": "fancy"}, "norm_weight must be one of"),
         ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping must be a positive number"),
         ({"attn_logit_softcapping": 9.0, "position_type": "alibi"}, "softcapping needs a decoder-only model"),
