@@ -27,6 +27,7 @@ pytestmark = [
 ]
 STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 STATES |= {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
+STATES["initializer_range"] = 0.1  # with larger weights 1e-5 of the logits is rounding on some processors
 STATES["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SIZES = {
