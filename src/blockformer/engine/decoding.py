@@ -125,7 +125,7 @@ class Decoding:
         for name in _NOT_CALLED:
             if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
                 raise Uncompiled(f"{name} was replaced")
-        call = _Call(model, input_ids, named, self._watched, is_late=self.compiled is None)
+        call = _Call(model, input_ids, named, self._watched, by_graphs=self.compiled is None)
         if call.beams > 1 and call.own_criteria:
             raise Uncompiled(f"{type(call.own_criteria[0]).__name__} is given")
         if call.beams > 1 and any(each is not None and sources(each, call.beams) is None for each in (input_ids, mask)):
@@ -164,15 +164,17 @@ class _Call:
     Attributes:
         cache: the library's that the caller sees afterwards, or None.
         problem: why the model itself has written a part of the text, or None.
+        is_late: whether the host goes on before it knows a token.
 
     Args:
         watched: the model's modules.
-        is_late: whether the host goes on before it knows a token, as one of a GPU does.
+        by_graphs: whether steps are those of a GPU.
     """
 
-    def __init__(self, model, input_ids, named: dict, watched: Modules, is_late: bool):
+    def __init__(self, model, input_ids, named: dict, watched: Modules, by_graphs: bool):
         self.model, self.input_ids, self._named, self._watched = model, input_ids, named, watched
         self.problem: str | None = None
+        self._by_graphs = by_graphs
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
         self.streamer, self.beams = named.get("streamer"), _beams_of(named)
@@ -186,15 +188,17 @@ class _Call:
         self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
         self._runs_code = any(map(_may_be_own, (*self.processors, *self.criteria, self.streamer)))
         # What a streamer of the caller's does to a model counts from the next token on.
-        self.is_late = is_late and not _may_be_own(self.streamer)
+        self.is_late = by_graphs and not _may_be_own(self.streamer)
         self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
         self._has_dict = getattr(self.settings, "return_dict_in_generate", False)
         self.cache = seen_cache(named)
-        self._past = 0 if self.cache is None else tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late)
+        self._past = 0
+        if self.cache is not None:
+            self._past = tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late=by_graphs)
 
     def _fresh(self, cache):
-        """On a CPU the model's own, which grows in place."""
-        if self.input_ids.device.type == "cpu":
+        """On a CPU the model's own, of which windows need less memory, and beams share a source."""
+        if not self._by_graphs:
             cache = self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
             share_sources(cache, self.beams)
         return cache
@@ -210,15 +214,15 @@ class _Call:
             steps.advance(length, greedy)
 
     def _go_on_plainly(self, steps: Steps, length: int, problem: str) -> None:
-        self.problem, source = problem, {}
-        is_sourced = self.model.config.is_encoder_decoder
-        if is_sourced:
-            source = {"encoder_outputs": self._named["encoder_outputs"]}
-            source["attention_mask"] = self._named.get("attention_mask")
-        cache, start = (self.cache, self.input_ids.shape[1]) if self.cache is not None else (None, 0)
+        self.problem = problem
+        cache, start, source_length = self.cache, self.input_ids.shape[1], 0
+        source: dict = {}
+        if self.model.config.is_encoder_decoder:
+            source = {name: self._named.get(name) for name in ("encoder_outputs", "attention_mask")}
+            source_length = source["encoder_outputs"][0].shape[1]
         if cache is None:
-            cache = self.model.get_decoder().new_cache(for_cross_attention=is_sourced)
-        steps.fill(cache, start, length - 1, source["encoder_outputs"][0].shape[1] if is_sourced else 0)
+            cache, start = self.model.get_decoder().new_cache(for_cross_attention=bool(source)), 0
+        steps.fill(cache, start, length - 1, source_length)
         steps.parts = PlainParts(self.model, cache, steps.parts.beams, source)
 
     def returned(self, text, steps: Steps):
