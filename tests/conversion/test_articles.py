@@ -452,7 +452,7 @@ def test_a_converted_article_is_a_repo_like_any_other(tmp_path, family):
     assert fingerprint(tmp_path / "in") == before
     assert report.source == str(path)
     assert report.family == family
-    why = "not compared with the official model: there is none"
+    why = "not compared with the official model: "
     assert any(note.startswith(f"not verified: {why}") for note in report.notes)
     card = (tmp_path / "dst/README.md").read_text()
     assert f"**Not verified:** {why}" in card

@@ -497,7 +497,7 @@ def test_another_checkpoint_is_refused_for_a_text(made, tmp_path):
     with torch.no_grad():
         next(each for name, each in model.named_parameters() if "vision" in name).add_(1)
     model.save_pretrained(other, max_shard_size="60KB")
-    refused(made, "since its other tensors differ", src=other)
+    refused(made, "was made from: its other tensors differ", src=other)
     whole_folder(tmp_path / "qwen", "qwen3_vl")
     refused(made, "a checkpoint of 'qwen3_vl', but the text in .* came from one of 'gemma3'", src=tmp_path / "qwen")
     blockformer.export_model(blockformer.from_official(made / "dst"), tmp_path / "fresh")
