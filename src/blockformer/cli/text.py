@@ -30,7 +30,9 @@ def load_writer(
     """
     model, folder = load_any(src, dtype, revision=revision, **reading)
     if not model.can_generate() or model.config.is_encoder_decoder:
-        raise ConversionError(f"{src}: {type(model).__name__} is not a causal language model; name one that writes text")
+        raise ConversionError(
+            f"{src}: {type(model).__name__} is not a causal language model; name one that writes text"
+        )
     if model.config.bidirectional:
         raise ConversionError(f"{src}: this decoder is bidirectional, so it cannot generate text")
     return model, load_tokenizer(src, folder)
