@@ -32,7 +32,7 @@ from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
-from .runtime import by_runtime, loop_by_runtime
+from .runtime import loop_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_tokens, states_at
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
@@ -83,7 +83,6 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         self.post_init()
 
     @takes_cache
-    @by_runtime
     @can_return_tuple
     def forward(
         self,

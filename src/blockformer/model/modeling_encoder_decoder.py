@@ -37,7 +37,7 @@ from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
-from .runtime import by_runtime, loop_by_runtime
+from .runtime import loop_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_of, last_tokens, states_at
 from .vector_positions import LearnedPositions  # noqa: F401
@@ -251,7 +251,6 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         return tied if self.config.tie_word_embeddings else {}
 
     @takes_cache
-    @by_runtime
     @can_return_tuple
     def forward(
         self,
