@@ -215,7 +215,7 @@ def _settings_before(checkpoint: Checkpoint, place: Source, use: str) -> dict[st
     """
     if use == "embedder" and MODULES in place.names:
         what = f"{place.path}: {MODULES} already says how this model embeds texts"
-        raise ConversionError(f"{what}; leave out --as embedder, and everything is carried")
+        raise ConversionError(f"{what}; leave out --as embedder, and everything is copied")
     return read_json(checkpoint.member(SETTINGS)) if SETTINGS in place.names else {}
 
 
@@ -316,5 +316,5 @@ def _write_card(folder: Path, around: AroundWeights, made: PretrainedConfig, par
     if report.parity is not None:
         measured = "\n".join(["Compared with the source:", "", *(f"- {each}" for each in report.parity.measured)])
         parity = f"**Not verified:** {report.not_verified}." if report.not_verified else measured
-    origin = f"Made of `{name}` by Blockformer, for sentence-transformers: {use.sentence()}."
+    origin = f"Made from `{name}` by Blockformer, for sentence-transformers: {use.sentence()}."
     around.write_card(folder, made, parameters, origin=origin, parity=parity)

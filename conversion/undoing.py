@@ -74,6 +74,6 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
             elif path.parent != folder:
                 path.parent.rmdir()
         name = (place.around or place.path).name
-        around.write_card(folder, config, parameters, origin=f"Made of `{place.hub_id or name}` by Blockformer.")
+        around.write_card(folder, config, parameters, origin=f"Made from `{place.hub_id or name}` by Blockformer.")
 
     write_repo(CheckpointWeights(checkpoint, groups, [], place.files), dst, options, fill, report)

@@ -189,8 +189,8 @@ def _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
             fix = "give padded rows (DataCollatorForSeq2Seq), and decoder_position_ids for the target"
             raise ValueError(f"{name} is not supported by an encoder-decoder, whose rows hold one sequence: {fix}.")
     if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-        instead = "or instead labels or, to have the decoder read the source again, input_ids"
-        raise ValueError(f"give exactly one of decoder_input_ids and decoder_inputs_embeds, {instead}.")
+        instead = "or labels instead; with only input_ids, the decoder reads them too"
+        raise ValueError(f"pass exactly one of decoder_input_ids and decoder_inputs_embeds, {instead}.")
 
 
 class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):

@@ -135,8 +135,8 @@ def multi_token_loss(model, hidden_states, inputs: dict, targets, num_items_in_b
     """
     length = hidden_states.shape[1]
     if targets.shape != hidden_states.shape[:2]:
-        fix = "leave logits_to_keep out while the model is trained"
-        raise ValueError(f"num_nextn_predict_layers needs a label for each token, {[*targets.shape]} are given: {fix}.")
+        fix = "leave logits_to_keep out in training"
+        raise ValueError(f"num_nextn_predict_layers needs one label per token; labels are {[*targets.shape]}: {fix}.")
     vectors = model.model._embed_tokens(inputs["input_ids"], inputs["inputs_embeds"], None, None)
     mask, positions = inputs["attention_mask"], inputs["position_ids"]
     is_plain = isinstance(mask, torch.Tensor) and mask.dim() == 2
