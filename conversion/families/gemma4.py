@@ -1,7 +1,8 @@
 """The text model of Gemma 4 (Gemma team, 2026).
 
 Layers without a window have heads of another size and, where their keys are their values, of another number. The last
-layers may read the keys of the last one before them of their type, and layers may take a vector of the token.
+layers may read the keys of the last one before them of their type, and layers may take a vector of the token or have
+experts next to their feed-forward network.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import root_of_width
 from .gemma import SCALE
-from .shared import FOUR_NORMS, LLAMA, MLP, OUTER, fields_without
+from .shared import FOUR_NORMS, LAYER, LLAMA, MLP, OUTER, fields_without
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 OWN = {name: name for name in ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm")}
@@ -32,6 +33,26 @@ LAYER_INPUTS = {
     "per_layer_input_gate": "end.input_gate",
     "per_layer_projection": "end.projection",
     "post_per_layer_input_norm": "end.norm",
+}
+DENSE_NORMS = {"pre_feedforward_layernorm": "mlp_pre_norm", "post_feedforward_layernorm": "mlp_output_norm"}
+NORMS = {theirs: ours for theirs, ours in FOUR_NORMS.items() if theirs not in DENSE_NORMS}
+DENSE = {**MLP, **DENSE_NORMS}
+"""Modules of a layer whose only network is dense."""
+BOTH = {
+    **{f"mlp.{name}": f"mlp.dense.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
+    "router.proj": "mlp.gate",
+    "pre_feedforward_layernorm": "mlp.dense_pre_norm",
+    "post_feedforward_layernorm_1": "mlp.dense_output_norm",
+    "pre_feedforward_layernorm_2": "mlp.sparse_pre_norm",
+    "post_feedforward_layernorm_2": "mlp.sparse_output_norm",
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+"""Modules of a layer that has experts, too."""
+BOTH_TENSORS = {
+    "router.scale": "mlp.router_norm.weight",
+    "router.per_expert_scale": "mlp.gate.expert_scale",
+    "experts.gate_up_proj": "mlp.experts.gate_up_proj",
+    "experts.down_proj": "mlp.experts.down_proj",
 }
 HEADS = ("head_dim", "num_key_value_heads")
 GLOBAL = dict(zip(HEADS, ("global_head_dim", "num_global_key_value_heads"), strict=True))
@@ -118,6 +139,32 @@ def _write_inputs(config, head):
 INPUTS = Computed(_read_inputs, _write_inputs)
 
 
+def _read_experts(official):
+    config = official.config
+    if not config.enable_moe_block:
+        return {}
+    return {
+        "num_experts": config.num_experts,
+        "num_experts_per_tok": config.top_k_experts,
+        "moe_intermediate_size": config.moe_intermediate_size,
+        "mlp_layer_types": ["both"] * config.num_hidden_layers,
+    }
+
+
+def _write_experts(config, head):
+    if not config.num_experts:
+        return {"enable_moe_block": False}
+    return {
+        "enable_moe_block": True,
+        "num_experts": config.num_experts,
+        "top_k_experts": config.num_experts_per_tok,
+        "moe_intermediate_size": config.moe_intermediate_size,
+    }
+
+
+EXPERTS = Computed(_read_experts, _write_experts)
+
+
 def _last_is_full(config, head):
     """The official class takes the last layer for one without a window, whatever `layer_types` says."""
     if config.layer_types[-1] != FULL:
@@ -132,6 +179,9 @@ class SharingNames(DecoderNames):
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """See `DecoderNames.stack_rules`."""
         rules = super().stack_rules(config)
+        networks = module_rules(BOTH if config.num_experts else DENSE)
+        networks += [Rule(theirs, ours) for theirs, ours in BOTH_TENSORS.items()] if config.num_experts else []
+        rules += [rule.under(LAYER, LAYER) for rule in networks]
         for layer in range(config.num_hidden_layers - config.num_shared_kv_layers):
             rules += [rule.under(f"layers.{layer}.", f"layers.{layer}.") for rule in module_rules(OWN)]
         return rules
@@ -208,8 +258,7 @@ GEMMA4 = Family(
     names=SharingNames(
         layer={
             **{name: name for name in ("self_attn.q_proj", "self_attn.o_proj", "self_attn.q_norm")},
-            **MLP,
-            **FOUR_NORMS,
+            **NORMS,
             **LAYER_INPUTS,
         },
         outer={**OUTER, **OUTER_INPUTS},
@@ -223,8 +272,8 @@ GEMMA4 = Family(
         },
         head_dim=Heads(),
         rope=RopeByLayerType(),
-        computed=[SCALE, WIDTHS, INPUTS, Computed(writer=_last_is_full)],
-        unsupported={"use_bidirectional_attention": (None, False, "vision"), "enable_moe_block": (False,)},
+        computed=[SCALE, WIDTHS, INPUTS, EXPERTS, Computed(writer=_last_is_full)],
+        unsupported={"use_bidirectional_attention": (None, False, "vision")},
         contradictions=_strange_layers,
         extra_fields=["per_layer_config", *GLOBAL.values()],
         reads_whole=False,

@@ -56,8 +56,9 @@ def is_idle(name: str, settings: Mapping[str, Any]) -> bool:
 
 
 def is_set(settings: Mapping[str, Any], name: str, values: Collection[str]) -> bool:
-    """Whether a field has one of some values or, where none are listed, any that is true."""
-    return settings.get(name) in values if values else bool(settings.get(name))
+    """Whether a field has, or lists, one of some values or, where none are listed, any that is true."""
+    value = settings.get(name)
+    return any(each in values for each in (value if isinstance(value, list) else [value])) if values else bool(value)
 
 
 def has_states(settings: Mapping[str, Any]) -> bool:
