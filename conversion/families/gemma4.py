@@ -75,7 +75,7 @@ def _heads_of(config: PretrainedConfig, kind: str) -> dict[str, int]:
     return heads
 
 
-def _strange_layers(entries: Mapping[str, Any]) -> list[str]:
+def strange_layers(entries: Mapping[str, Any]) -> list[str]:
     """`per_layer_config` where layers differ in more than their heads."""
     layers = entries.get("per_layer_config") or {}
     settings = layers.values() if isinstance(layers, Mapping) else [layers]
@@ -84,7 +84,14 @@ def _strange_layers(entries: Mapping[str, Any]) -> list[str]:
 
 
 class Heads:
-    """The heads by layer type, of layers without a window other ones; and whether their keys are their values."""
+    """The heads by layer type, of layers without a window other ones; and whether their keys are their values.
+
+    Args:
+        says_shared: whether the official class has a setting for the latter; without one they never are.
+    """
+
+    def __init__(self, says_shared: bool = True):
+        self.says_shared = says_shared
 
     def read(self, official):
         """See `Value.read`."""
@@ -92,7 +99,7 @@ class Heads:
         usual = _heads_of(config, SLIDING if SLIDING in config.layer_types else FULL)
         found = _heads_of(config, FULL)
         by_type = {name: value for name, value in found.items() if value != usual[name]}
-        by_type |= {"keys_as_values": True} if config.attention_k_eq_v else {}
+        by_type |= {"keys_as_values": True} if self.says_shared and config.attention_k_eq_v else {}
         return {**usual, "attention_by_type": {FULL: by_type} if by_type else None}
 
     def write(self, config, head):
@@ -103,6 +110,10 @@ class Heads:
         full = {**usual, **(config.attention_by_type or {}).get(FULL, {})}
         entries = {GLOBAL[name]: full[name] for name in HEADS}
         is_shared = full.get("keys_as_values", False)
+        if not self.says_shared:
+            if is_shared:
+                raise NotExpressible("attention_by_type", "without keys_as_values")
+            return {**usual, **entries}
         if not is_shared and full["num_key_value_heads"] != usual["num_key_value_heads"]:
             raise NotExpressible("attention_by_type", "with keys_as_values where num_key_value_heads differs")
         entries |= {} if is_shared else {"num_global_key_value_heads": None}
@@ -165,7 +176,7 @@ def _write_experts(config, head):
 EXPERTS = Computed(_read_experts, _write_experts)
 
 
-def _last_is_full(config, head):
+def last_is_full(config, head):
     """The official class takes the last layer for one without a window, whatever `layer_types` says."""
     if config.layer_types[-1] != FULL:
         raise NotExpressible("layer_types", f"{FULL} in the last layer", config.layer_types[-1])
@@ -232,18 +243,19 @@ def an_eighth(settings: dict) -> int:
     return max(settings["hidden_size"] // 8, 1)
 
 
+STRUCTURE = {
+    **LLAMA,
+    "norm_placement": "pre_output",
+    "qk_norm": True,
+    "value_norm": True,
+    "attention_scale": 1.0,
+    "layer_scale": True,
+}
 GEMMA4 = Family(
     "gemma4_text",
     "Gemma4TextConfig",
     "Gemma4ForCausalLM Gemma4TextModel",
-    structure={
-        **LLAMA,
-        "norm_placement": "pre_output",
-        "qk_norm": True,
-        "value_norm": True,
-        "attention_scale": 1.0,
-        "layer_scale": True,
-    },
+    structure=STRUCTURE,
     fresh={
         "hidden_act": "gelu_pytorch_tanh",
         "embedding_scale": root_of_width,
@@ -272,9 +284,9 @@ GEMMA4 = Family(
         },
         head_dim=Heads(),
         rope=RopeByLayerType(),
-        computed=[SCALE, WIDTHS, INPUTS, EXPERTS, Computed(writer=_last_is_full)],
+        computed=[SCALE, WIDTHS, INPUTS, EXPERTS, Computed(writer=last_is_full)],
         unsupported={"use_bidirectional_attention": (None, False, "vision")},
-        contradictions=_strange_layers,
+        contradictions=strange_layers,
         extra_fields=["per_layer_config", *GLOBAL.values()],
         reads_whole=False,
     ),

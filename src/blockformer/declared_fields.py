@@ -20,11 +20,12 @@ from .model.varied_attention import VARIED
 
 _OFF_BY_NONE = (
     *(*BLOCKS, *OF_LAYERS, *VARIED),
-    *("num_hidden_groups", "token_embedding_size", "query_growth", "frequency_dtype"),
+    *("num_hidden_groups", "token_embedding_size", "final_projection_size", "query_growth", "frequency_dtype"),
 )
 NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     *(((name,), name, ()) for name in _OFF_BY_NONE),
     (axes(ExpertsFields), "num_experts", ()),
+    (("token_input_table",), "hidden_size_per_layer_input", ()),
     (("shared_expert_gate",), "shared_expert_intermediate_size", ()),
     (("num_expert_groups_per_tok", "experts_per_group_score"), "num_expert_groups", ()),
     (("kv_lora_rank", *OF_LATENTS), "kv_lora_rank", ()),

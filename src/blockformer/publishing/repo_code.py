@@ -39,7 +39,7 @@ OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "rotary": ("position_type", ("rotary",)),
     "sinusoidal": ("position_type", SINUSOIDAL),
     "token_dropout": ("token_dropout", ()),
-    "token_inputs": ((*OF_LAYERS,), ()),
+    "token_inputs": ((*OF_LAYERS, "final_projection_size"), ()),
     "varied_attention": (VARIED, ()),
     "vector_positions": ("position_type", (*LEARNED, *SINUSOIDAL)),
 }
