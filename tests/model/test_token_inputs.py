@@ -36,7 +36,7 @@ def test_without_a_table_embeddings_do_as_well_as_tokens():
     ours.resize_token_embeddings(ours.config.vocab_size + 8)
     assert_close(ours(ids).last_hidden_state, expected)
     other = model(hidden_size_per_layer_input=6)
-    with pytest.raises(ValueError, match="give input_ids in place of inputs_embeds"):
+    with pytest.raises(ValueError, match="pass input_ids, not inputs_embeds"):
         other(inputs_embeds=other.embed_tokens(ids))
 
 

@@ -282,7 +282,7 @@ def _head(owner: nn.Module, name: str, module: nn.Module, names: dict[int, str],
 def code_of(owner: nn.Module, attribute: str) -> str:
     """File and name of a module's code; of torch's own modules, the place that makes them."""
     module = getattr(owner, attribute)
-    if type(module) is nn.LayerNorm:
+    if type(module) in (nn.LayerNorm, nn.RMSNorm):
         return "normalization.py · make_norm"
     made = type(module)
     if made.__module__.startswith("blockformer."):
