@@ -82,9 +82,7 @@ def common(
     ] = False,
     block: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Register your own blocks from this file first; may be repeated.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Register your own blocks from this file first; may be repeated."),
     ] = None,
 ) -> None:
     """Every classic Transformer, from one small set of blocks: convert, inspect, publish, train, compare, chat."""
@@ -108,7 +106,6 @@ def convert(
             metavar="SRC",
             help="A folder, a Hub id, a checkpoint of training code (docs/doctor.md), or a weight file of an article's "
             "code (see --family).",
-            show_default=False,
         ),
     ],
     dst: Target,
@@ -124,15 +121,11 @@ def convert(
         str | None,
         typer.Option(
             help="The official family; detected by default. For a state dict of a model that an article prints: "
-            "article-gpt, article-encoder-decoder or article-transformer (docs/articles.md).",
-            show_default=False,
+            "article-gpt, article-encoder-decoder or article-transformer (docs/articles.md)."
         ),
     ] = None,
     config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="The settings of a weight file, as JSON; needs --family.", show_default=False
-        ),
+        str | None, typer.Option(metavar="FILE", help="The settings of a weight file, as JSON; needs --family.")
     ] = None,
     into: Annotated[
         str | None,
@@ -140,18 +133,13 @@ def convert(
             metavar="FOLDER",
             help="With --to official, for the text model of a checkpoint with a vision tower: that checkpoint. DST "
             "becomes a copy of it with this text model.",
-            show_default=False,
         ),
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.")] = None,
     dequantize: Annotated[
         str | None,
         typer.Option(
-            metavar="DTYPE",
-            help="Turn 4-bit weights into plain weights of this dtype; by default they stay in 4 bits.",
-            show_default=False,
+            metavar="DTYPE", help="Turn 4-bit weights into plain weights of this dtype; by default they stay in 4 bits."
         ),
     ] = None,
     max_shard_size: ShardSize = "5GB",
@@ -161,7 +149,6 @@ def convert(
             metavar="HOW",
             help="Run both models on the same input and compare: full, quick (one text), or none. By default full up "
             "to half a billion parameters, then quick. Exit status 3: nothing could be compared.",
-            show_default=False,
         ),
     ] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Short for --verify none.")] = False,
@@ -216,21 +203,15 @@ def convert(
 )
 @interruptible
 def inspect(
-    src: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help="A folder, a Hub id, a config.json or a preset.", show_default=False),
-    ],
+    src: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a Hub id, a config.json or a preset.")],
     html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write one HTML page that shows the model, offline.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Write one HTML page that shows the model, offline.")
     ] = None,
     text: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="With --html: show this text passing through the model.", show_default=False),
+        str | None, typer.Option(metavar="TEXT", help="With --html: show this text passing through the model.")
     ] = None,
     compare: Annotated[
-        str | None,
-        typer.Option(metavar="REF", help="With --html: mark where it differs from this model.", show_default=False),
+        str | None, typer.Option(metavar="REF", help="With --html: mark where it differs from this model.")
     ] = None,
     beside: Annotated[str | None, typer.Option(hidden=True, help="The former name of --compare.")] = None,
     revision: Revision = None,
@@ -276,9 +257,7 @@ def export(
     local_files_only: LocalFilesOnly = False,
     force: Force = False,
     strict_finite: StrictFinite = False,
-    sign: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Sign the repo with this private key (PEM).", show_default=False)
-    ] = None,
+    sign: Annotated[str | None, typer.Option(metavar="KEY", help="Sign the repo with this private key (PEM).")] = None,
 ) -> None:
     """Make a self-contained repo of a saved Blockformer model, such as a Trainer checkpoint.
 
@@ -293,14 +272,11 @@ def export(
 @app.command("verify", epilog="Example: [bold]blockformer verify somebody/their-repo[/bold]")
 @interruptible
 def verify(
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="A folder or a Hub id.", show_default=False)],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="A folder or a Hub id.")],
     revision: Revision = None,
     local_files_only: LocalFilesOnly = False,
     key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PUB", help="Fail unless the repo is signed with this public key (PEM).", show_default=False
-        ),
+        str | None, typer.Option(metavar="PUB", help="Fail unless the repo is signed with this public key (PEM).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the SHA-256 of each file.")] = False,
 ) -> None:
@@ -317,7 +293,7 @@ def verify(
 @app.command("upgrade", epilog="Example: [bold]blockformer upgrade my-repo[/bold]")
 @interruptible
 def upgrade(
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="The folder of a repo.", show_default=False)],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="The folder of a repo.")],
 ) -> None:
     """Bring the code, config and card of an older repo up to this release; the weights stay as they are."""
     from .trust import run_upgrade
@@ -353,17 +329,14 @@ def chat(
 @interruptible
 def evaluate(
     src: Source,
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Texts in UTF-8.", show_default=False)
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Texts in UTF-8.")] = None,
     tasks: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="Tasks of lm-eval, or YAML files that define some: arc_easy,hellaswag."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Largest number of questions per task.")] = None,
     length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of a window; by default the model's context.", show_default=False),
+        int | None, typer.Option(min=1, help="Tokens of a window; by default the model's context.")
     ] = None,
     dtype: Dtype = None,
     revision: Revision = None,

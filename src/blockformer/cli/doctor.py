@@ -9,77 +9,55 @@ from .arguments import Force, LocalFilesOnly, Revision, ShardSize, Subfolder, re
 
 
 def doctor(
-    src: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help="A folder, a file with weights, or a Hub id.", show_default=False),
-    ],
+    src: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a file with weights, or a Hub id.")],
     against: Annotated[
         str | None,
         typer.Option(
             metavar="OFFICIAL",
             help="The base model: compare weights, config and tokenizer with it; merge an adapter into it.",
-            show_default=False,
         ),
     ] = None,
     mend: Annotated[
-        str | None,
-        typer.Option(metavar="OUT", help="Write a complete checkpoint in the released layout.", show_default=False),
+        str | None, typer.Option(metavar="OUT", help="Write a complete checkpoint in the released layout.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Check names, shapes and settings only, not the values.")
     ] = False,
-    family: Annotated[
-        str | None, typer.Option(help="The official family; detected by default.", show_default=False)
-    ] = None,
+    family: Annotated[str | None, typer.Option(help="The official family; detected by default.")] = None,
     rename: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OLD=NEW", help="Rename parts of tensor names; may be repeated.", show_default=False),
+        list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename parts of tensor names; may be repeated.")
     ] = None,
     drop: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="Leave this tensor out, or all that match a pattern with *; may be repeated.",
-            show_default=False,
+            metavar="NAME", help="Leave this tensor out, or all that match a pattern with *; may be repeated."
         ),
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="Change an entry of config.json; may be repeated.", show_default=False
-        ),
+        typer.Option("--set", metavar="NAME=VALUE", help="Change an entry of config.json; may be repeated."),
     ] = None,
     qkv: Annotated[
         str | None,
         typer.Option(
-            metavar="ORDER",
-            help="Order of rows in a joined query, key and value matrix: stacked or by-head.",
-            show_default=False,
+            metavar="ORDER", help="Order of rows in a joined query, key and value matrix: stacked or by-head."
         ),
     ] = None,
     gate_up: Annotated[
         str | None,
-        typer.Option(
-            metavar="ORDER",
-            help="Order of rows in joined gate and up projections: gate-first or up-first.",
-            show_default=False,
-        ),
+        typer.Option(metavar="ORDER", help="Order of rows in joined gate and up projections: gate-first or up-first."),
     ] = None,
     lora_scale: Annotated[
-        float | None,
-        typer.Option(help="Merge an adapter that is stored with the weights, with this scale.", show_default=False),
+        float | None, typer.Option(help="Merge an adapter that is stored with the weights, with this scale.")
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.")] = None,
     names: Annotated[
         str | None,
         typer.Option(
             "--map",
             metavar="NAMES.json",
             help="For weights of your own code: a file that maps its tensor names to a family's.",
-            show_default=False,
         ),
     ] = None,
     draft: Annotated[
@@ -87,7 +65,6 @@ def doctor(
         typer.Option(
             metavar="NAMES.json",
             help="Write a draft of the file for --map: what shapes and names tell, and a question for all else.",
-            show_default=False,
         ),
     ] = None,
     check: Annotated[
@@ -95,12 +72,10 @@ def doctor(
         typer.Option(
             metavar="FILE",
             help="Safetensors with input_ids and logits of your own code, which the mended model must reproduce.",
-            show_default=False,
         ),
     ] = None,
     key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="The key of the model in a pickled file, such as ema.", show_default=False),
+        str | None, typer.Option(metavar="KEY", help="The key of the model in a pickled file, such as ema.")
     ] = None,
     tiktoken: Annotated[
         str | None,
@@ -108,7 +83,6 @@ def doctor(
             metavar="KIND",
             help="Whose list of ranks the tokenizer is (llama3, llama3.1, qwen, qwen2, qwen2.5, qwen3), or a JSON file "
             "with pat_str and special_tokens.",
-            show_default=False,
         ),
     ] = None,
     max_shard_size: ShardSize = "5GB",

@@ -17,21 +17,15 @@ if TYPE_CHECKING:
 
 def lab(
     experiment: Annotated[
-        Path,
-        typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare, on what, for how long.", show_default=False),
+        Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare, on what, for how long.")
     ],
-    output: Annotated[
-        Path | None, typer.Option(help="The folder of the runs; by default named like the file.", show_default=False)
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(metavar="K/N", help="Only every N-th run, from the K-th on.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The folder of the runs; by default named like the file.")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="K/N", help="Only every N-th run, from the K-th on.")] = None,
     widths: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
             help="Train each config at each of these hidden sizes, such as 64,128,256, and fit a power law.",
-            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
