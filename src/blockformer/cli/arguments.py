@@ -18,6 +18,7 @@ Variant = Annotated[
 ]
 LocalFilesOnly = Annotated[bool, typer.Option("--local-files-only", help="For a Hub id: read the local cache only.")]
 Dtype = Annotated[str | None, typer.Option(help="Load the weights as float32, bfloat16 or float16.")]
+Cast = Annotated[str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.")]
 
 Topology = Annotated[
     str | None,

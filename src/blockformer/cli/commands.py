@@ -15,6 +15,7 @@ import typer
 
 from .arguments import (
     Bidirectional,
+    Cast,
     ChatTemplate,
     Dtype,
     Experts,
@@ -135,7 +136,7 @@ def convert(
             "becomes a copy of it with this text model.",
         ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.")] = None,
+    dtype: Cast = None,
     dequantize: Annotated[
         str | None,
         typer.Option(
