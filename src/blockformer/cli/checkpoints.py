@@ -101,11 +101,7 @@ def run_convert(
         if report is None:
             report = convert(src, dst, progress=report_progress, **options)
     layout = f"the official {report.family} layout" if report.to_official else "a self-contained repo"
-    _show(report, f"{report.source} -> {report.target}: {layout}")
-    if report.parity is None:
-        print("not compared with the source (--no-verify)")
-    if report.not_verified:
-        raise SystemExit(NOT_VERIFIED)
+    _show_compared(report, f"{report.source} -> {report.target}: {layout}")
 
 
 def _of_own_code(src: str, dst: str, **options: Any) -> "ConversionReport | None":
@@ -148,11 +144,8 @@ def _run_for_search(src: str, dst: str, given: dict[str, Any], options: dict[str
 
     with progress_bar() as report_progress:
         report = convert_for_search(src, dst, use=use, progress=report_progress, **given, **options)
-    _show(report, f"{report.source} -> {report.target}: a self-contained repo of a{'n' * (use == 'embedder')} {use}")
-    if report.parity is None:
-        print("not compared with the source (--no-verify)")
-    if report.not_verified:
-        raise SystemExit(NOT_VERIFIED)
+    what = f"a self-contained repo of a{'n' * (use == 'embedder')} {use}"
+    _show_compared(report, f"{report.source} -> {report.target}: {what}")
 
 
 def prompt_of(text: str) -> tuple[str, str]:
@@ -206,3 +199,12 @@ def _show(report: "ConversionReport", title: str) -> None:
         print(f"note: {printable(note)}")
     if not report.has_tokenizer:
         print("note: the source has no tokenizer, so the target has none")
+
+
+def _show_compared(report: "ConversionReport", title: str) -> None:
+    """The same for a target that may be compared with its source; ends with a status of its own if it could not be."""
+    _show(report, title)
+    if report.parity is None:
+        print("not compared with the source (--no-verify)")
+    if report.not_verified:
+        raise SystemExit(NOT_VERIFIED)

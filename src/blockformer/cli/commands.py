@@ -38,6 +38,7 @@ from .arguments import (
 )
 from .doctor import doctor
 from .lab import lab
+from .trust import upgrade, verify
 
 app = typer.Typer(
     name="blockformer",
@@ -49,22 +50,21 @@ app = typer.Typer(
 )
 
 
-class Interrupted(SystemExit):
-    """Ctrl-C, after everything unfinished was removed."""
+def command(name: str, epilog: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command. Ctrl-C ends it with status 130, as shells expect, with nothing unfinished left."""
 
+    def registered(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except KeyboardInterrupt:
+                print("interrupted", file=sys.stderr)
+                raise SystemExit(130) from None
 
-def interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Ctrl-C end a command with status 130, as shells expect it."""
+        return app.command(name, epilog=epilog)(run)
 
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            raise Interrupted(130) from None
-
-    return run
+    return registered
 
 
 def _show_version(wanted: bool) -> None:
@@ -94,12 +94,11 @@ def common(
             blockformer.register(file)
 
 
-@app.command(
+@command(
     "convert",
-    epilog="Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]\n\n"
+    "Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]\n\n"
     "An article's weights: [bold]blockformer convert weights.pt gpt --family article-gpt --config settings.json[/bold]",
 )
-@interruptible
 def convert(
     src: Annotated[
         str,
@@ -197,12 +196,11 @@ def convert(
     )
 
 
-@app.command(
+@command(
     "inspect",
-    epilog="Example: [bold]blockformer inspect Qwen/Qwen3-14B[/bold]\n\n"
+    "Example: [bold]blockformer inspect Qwen/Qwen3-14B[/bold]\n\n"
     'As a page: [bold]blockformer inspect Qwen/Qwen3-0.6B --html page.html --compare bert --text "I love tea."[/bold]',
 )
-@interruptible
 def inspect(
     src: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a Hub id, a config.json or a preset.")],
     html: Annotated[
@@ -239,15 +237,14 @@ def inspect(
         run_page(src, html, text, compare, force, **reading)
 
 
-app.command(
+command(
     "doctor",
-    epilog="Example: [bold]blockformer doctor trainer-output/checkpoint-500 --against Qwen/Qwen3-0.6B[/bold]\n\n"
+    "Example: [bold]blockformer doctor trainer-output/checkpoint-500 --against Qwen/Qwen3-0.6B[/bold]\n\n"
     "Mended: [bold]blockformer doctor checkpoint-500 --mend my-model[/bold]",
-)(interruptible(doctor))
+)(doctor)
 
 
-@app.command("export", epilog="Example: [bold]blockformer export trainer-output/checkpoint-500 my-repo[/bold]")
-@interruptible
+@command("export", "Example: [bold]blockformer export trainer-output/checkpoint-500 my-repo[/bold]")
 def export(
     src: Source,
     dst: Target,
@@ -270,40 +267,11 @@ def export(
     run_export(src, dst, sign, **kept, **reading_of(revision, subfolder, variant, local_files_only))
 
 
-@app.command("verify", epilog="Example: [bold]blockformer verify somebody/their-repo[/bold]")
-@interruptible
-def verify(
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="A folder or a Hub id.")],
-    revision: Revision = None,
-    local_files_only: LocalFilesOnly = False,
-    key: Annotated[
-        str | None, typer.Option(metavar="PUB", help="Fail unless the repo is signed with this public key (PEM).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the SHA-256 of each file.")] = False,
-) -> None:
-    """Check a Blockformer repo without running any of its code.
-
-    Its code must be an unmodified release's, with no other code and no pickles; no setting may name code to load; the
-    weights must have the names and shapes of the config. Exit status 1 if anything is wrong.
-    """
-    from .trust import run_verify
-
-    run_verify(repo, revision, key, as_json, local_files_only)
+command("verify", "Example: [bold]blockformer verify somebody/their-repo[/bold]")(verify)
+command("upgrade", "Example: [bold]blockformer upgrade my-repo[/bold]")(upgrade)
 
 
-@app.command("upgrade", epilog="Example: [bold]blockformer upgrade my-repo[/bold]")
-@interruptible
-def upgrade(
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="The folder of a repo.")],
-) -> None:
-    """Bring the code, config and card of an older repo up to this release; the weights stay as they are."""
-    from .trust import run_upgrade
-
-    run_upgrade(repo)
-
-
-@app.command("chat", epilog="Example: [bold]blockformer chat Qwen/Qwen3-0.6B[/bold]")
-@interruptible
+@command("chat", "Example: [bold]blockformer chat Qwen/Qwen3-0.6B[/bold]")
 def chat(
     src: Source,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
@@ -322,12 +290,11 @@ def chat(
     run_chat(src, dtype, system, greedy, max_new_tokens, **reading)
 
 
-@app.command(
+@command(
     "eval",
-    epilog="Example: [bold]blockformer eval Qwen/Qwen3-0.6B README.md[/bold]\n\n"
+    "Example: [bold]blockformer eval Qwen/Qwen3-0.6B README.md[/bold]\n\n"
     "With lm-eval: [bold]blockformer eval Qwen/Qwen3-0.6B --tasks arc_easy --limit 100[/bold]",
 )
-@interruptible
 def evaluate(
     src: Source,
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Texts in UTF-8.")] = None,
@@ -362,15 +329,14 @@ def evaluate(
         run_eval(src, files or [], dtype, length, **reading)
 
 
-app.command(
+command(
     "lab",
-    epilog="Example: [bold]blockformer lab examples/lab/blocks.yaml --output blocks[/bold]\n\n"
+    "Example: [bold]blockformer lab examples/lab/blocks.yaml --output blocks[/bold]\n\n"
     "Two processes that share a folder: [bold]... --output blocks --shard 1/2[/bold] and [bold]--shard 2/2[/bold]",
-)(interruptible(lab))
+)(lab)
 
 
-@app.command("demo", epilog="Example: [bold]blockformer demo --output blockformer-demo[/bold]")
-@interruptible
+@command("demo", "Example: [bold]blockformer demo --output blockformer-demo[/bold]")
 def demo(
     output: Annotated[Path, typer.Option(help="The folder to make.")] = Path("blockformer-demo"),
     minutes: Annotated[float, typer.Option(min=0.01, help="Train at most this long.")] = 2.0,
