@@ -63,7 +63,6 @@ class IntoComposite(CheckpointWeights):
         self.notes = [f"{kind}: {', '.join(map(shown, names))}" for kind, names in kinds.items() if names]
 
     def check_unchanged(self) -> None:
-        """See `Weights.check_unchanged`."""
         self.checkpoint.check_unchanged()
         self.text.check_unchanged()
 

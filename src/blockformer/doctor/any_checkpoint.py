@@ -198,7 +198,6 @@ class AnyCheckpoint(Checkpoint):
         return super()._opened(path)
 
     def read(self, name: str) -> Tensor:
-        """See `Checkpoint.read`."""
         return self._pieces[name].read() if name in self._pieces else super().read(name)
 
     def parts(self, name: str) -> Iterator[Tensor]:
@@ -224,22 +223,18 @@ class Changed(Checkpoint):
         self.tensors = {each.name: _header(each, source.folder) for each in targets}
 
     def read(self, name: str) -> Tensor:
-        """See `Checkpoint.read`."""
         return dict(self.groups[name].apply(self.source.read))[name]
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        """See `Checkpoint.parts`."""
         group = self.groups[name]
         if group.is_copy:
             return (part.to(group.targets[0].dtype) for part in self.source.parts(group.sources[0]))
         return iter([self.read(name).reshape(-1)])
 
     def check_unchanged(self) -> None:
-        """See `Checkpoint.check_unchanged`."""
         self.source.check_unchanged()
 
     def close(self) -> None:
-        """See `Checkpoint.close`."""
         self.source.close()
 
 
