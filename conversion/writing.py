@@ -19,7 +19,7 @@ from blockformer.files.json_files import json_text
 from blockformer.files.names import PROCESSOR_FILES
 from blockformer.files.new_repo import RepoOptions
 from blockformer.files.safetensors_io import PART
-from blockformer.files.side_file_kinds import copy_file, digest
+from blockformer.files.side_file_kinds import copy_file
 from blockformer.files.side_files import SideFiles, carry_side_files, name_the_rest
 from blockformer.files.sources import Source
 from blockformer.files.tokenizers import compare_tokenizers, has_tokenizer
@@ -153,7 +153,7 @@ class AroundWeights:
         of_text = isinstance(self.checkpoint, TextCheckpoint)
         names = [name for name in self.place.names if not (of_text and name in PROCESSOR_FILES)]
         side = carry_side_files(self.checkpoint, names, folder, changed)
-        bring_template(self.checkpoint, folder, side)
+        bring_template(side)
         for name in copies:
             copy_file(self.checkpoint, name, folder / name)
         copy_code(folder, config)
@@ -162,11 +162,9 @@ class AroundWeights:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, folder / name)
         if not (folder / FILE).exists():
-            settings = settings_in(self.checkpoint, entries, config)
-            (folder / FILE).write_text(json_text(settings), encoding="utf-8")
-            side.written[FILE] = digest(folder / FILE)
+            side.write(FILE, json_text(settings_in(self.checkpoint, entries, config)))
         side.is_recorded = record is not None
-        name_the_rest(self.checkpoint, self.place.names, folder, side)
+        name_the_rest(side, self.place.names)
         if record is not None:
             record(side)
         self.tell(side)
