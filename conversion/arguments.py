@@ -1,6 +1,5 @@
 """Checks of arguments that need no file to be opened. The command line makes them before importing torch."""
 
-import difflib
 import os
 from collections.abc import Mapping
 from os import PathLike
@@ -17,11 +16,13 @@ from blockformer.files.sentence_settings import POOLINGS
 from blockformer.files.sources import GGUF, Source, folder_of, locate, weight_file
 
 from .families.index import ARTICLES, NAMES
-from .options import check_reading, refuse_given
+from .options import check_reading, nearest, refuse_given
 
 FAMILIES = sorted(NAMES)
 """The names of the official families."""
 VERIFICATIONS = ("auto", "quick", "full", "none")
+LARGE = 500_000_000
+"""Parameters above which the comparison is quick by default."""
 DTYPES = ("float32", "bfloat16", "float16")
 FLAGS = {
     "topology": "--as", "layers": "--layers", "kv_heads": "--kv-heads", "experts": "--experts", "tokens": "--tokens",
@@ -165,6 +166,12 @@ def verification(verify: bool | str) -> str:
     return name
 
 
+def is_quick(verify: bool | str, parameters: int) -> bool:
+    """Whether models of so many parameters are compared on few texts."""
+    level = verification(verify)
+    return level == "quick" or (level == "auto" and parameters > LARGE)
+
+
 def dtype_name(dtype: Any) -> str | None:
     """The full name of a dtype given by name or as torch's own; None stays None.
 
@@ -188,9 +195,9 @@ def check_family(name: str) -> None:
     """
     known = [*FAMILIES, *ARTICLES]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ConversionError(f"no family is called {shown(name)}; there are {', '.join(sorted(known))}.{hint}")
+        raise ConversionError(
+            f"no family is called {shown(name)}; there are {', '.join(sorted(known))}.{nearest(name, known)}"
+        )
 
 
 def check_source(
@@ -253,22 +260,10 @@ def check_model(source: str | PathLike[str], **reading: Any) -> None:
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
 
 
-def find_source(
-    source: str | PathLike[str],
-    family: str | None = None,
-    config: str | PathLike[str] | None = None,
-    to_official: bool = False,
-    **reading: Any,
-) -> Source:
-    """Find a checkpoint: a folder, a Hub id or an article's weight file; `reading` is that of `Reading`.
+def located(source: str | PathLike[str], config: str | PathLike[str] | None, **reading: Any) -> Source:
+    """A checkpoint: a folder, a Hub id or an article's weight file; `check_source` has checked the arguments.
 
     Raises:
-        ConversionError: there is no such source, or the other arguments do not suit it.
+        ConversionError: it cannot be fetched.
     """
-    check_source(source, family, config, to_official, **reading)
-    return located(source, config, **reading)
-
-
-def located(source: str | PathLike[str], config: str | PathLike[str] | None, **reading: Any) -> Source:
-    """The same for arguments that are checked already."""
     return weight_file(source, config) if config is not None else locate(source, **reading)

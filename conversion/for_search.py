@@ -26,9 +26,9 @@ from blockformer.model_classes import MODELS
 from blockformer.publishing.repo_code import release_code
 from blockformer.publishing.write_repo import write_repo
 
-from .arguments import check_conversion, check_use, verification
+from .arguments import check_conversion, check_use, is_quick, verification
 from .composite import TextCheckpoint, opened
-from .converting import LARGE, recorder
+from .converting import recorder
 from .exporting import own_groups, record_of
 from .loading import load_tokenizer
 from .model_tensors import expected_tensors
@@ -140,18 +140,19 @@ def convert_for_search(
                 code, copies = release_code(place.path, made), record_of(checkpoint, place)
             else:
                 record = recorder(source.plan, checkpoint, folder)
-            side = around.fill(folder, made, checkpoint.config, code, copies, record)
-            around.compare_tokenizers(side, folder)
+            side = around.fill(folder, made, code, copies, record)
+            around.compare_tokenizers(side)
             files = made_for.files(made, tokenizer, before)
             files |= {} if template is None else {TEMPLATE: tokenizer.chat_template}
             _write_settings(folder, files, source, use)
-            if (level := verification(verify)) != "none":
-                few = level == "quick" or (level == "auto" and parameters > LARGE)
+            if verification(verify) != "none":
+                few = is_quick(verify, parameters)
                 loads, said = _loads(source, place, folder, made, made_for, dtype is not None)
                 options.progress("comparing the models", 0, 0)
                 report.parity = compare(made_for, loads, tokenizer, made, parameters, few)
                 report.notes += [f"not verified: {report.not_verified}"] if report.not_verified else said
-            _write_card(folder, around, made, parameters, made_for)
+            origin = f"Made of `{place.name}` by Blockformer, for sentence-transformers: {made_for.sentence()}."
+            around.write_card(folder, made, parameters, origin, report.compared("Compared with the source:"))
 
         CheckpointWeights(checkpoint, source.groups, source.tied).check_tied()
         write_repo(CheckpointWeights(checkpoint, groups, (), place.files), dst, options, fill, report)
@@ -307,14 +308,3 @@ def compare(use: Use, loads: Loads, tokenizer: Any, config: PretrainedConfig, pa
     if parity.disagrees:
         raise ConversionError(f"the {use.name} does not compute what its source computes: {parity}")
     return parity
-
-
-def _write_card(folder: Path, around: AroundWeights, made: PretrainedConfig, parameters: int, use: Use) -> None:
-    place, report = around.place, around.report
-    name = place.hub_id or (place.around or place.path).name
-    parity = "Not compared: the conversion ran without verification."
-    if report.parity is not None:
-        measured = "\n".join(["Compared with the source:", "", *(f"- {each}" for each in report.parity.measured)])
-        parity = f"**Not verified:** {report.not_verified}." if report.not_verified else measured
-    origin = f"Made of `{name}` by Blockformer, for sentence-transformers: {use.sentence()}."
-    around.write_card(folder, made, parameters, origin=origin, parity=parity)

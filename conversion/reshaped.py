@@ -22,7 +22,7 @@ from blockformer.reshaping import check_changes, reshape
 
 from .arguments import check_conversion
 from .composite import opened
-from .loading import load_source
+from .converting import from_official
 from .options import OPTIONS, OWN, READING, OptionError
 from .report import ConversionReport
 from .undoing import can_be_undone, undo
@@ -122,14 +122,13 @@ def convert_reshaped(
         around = AroundWeights(checkpoint, place, report)
 
         def fill(folder: Path) -> None:
-            side = around.fill(folder, reshaped.config, checkpoint.config, release_code(place.path, reshaped.config))
-            around.compare_tokenizers(side, folder)
-            name = place.hub_id or (place.around or place.path).name
+            side = around.fill(folder, reshaped.config, release_code(place.path, reshaped.config))
+            around.compare_tokenizers(side)
             around.write_card(
                 folder,
                 reshaped.config,
                 reshaped.num_parameters(),
-                origin=f"Made of `{name}`: Blockformer {what_was_done(shape)}. **The model needs training.**",
+                origin=f"Made of `{place.name}`: Blockformer {what_was_done(shape)}. **The model needs training.**",
                 parity="Not compared: the shape changes what is computed.",
             )
 
@@ -147,7 +146,7 @@ def _loaded(place: Source, family: str | None, dtype: Any) -> tuple[PreTrainedMo
     """The model of a source, and what loading it warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        model = load_source(place, family, dtype)
+        model = from_official(place.path, dtype, family, **place.loading)
     return model, [str(each.message).removeprefix(f"{place.path}: ") for each in caught]
 
 

@@ -63,7 +63,7 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
     def fill(folder: Path) -> None:
         (folder / "config.json").write_text(text, encoding="utf-8")
         copies = [name for name in record_of(checkpoint, place) if not name.startswith(f"{BEFORE}/")]
-        around.fill(folder, config, checkpoint.config, release_code(place.path, config), copies)
+        around.fill(folder, config, release_code(place.path, config), copies)
         for name, sha in written.items():
             path = folder / name
             if not path.is_file() or digest(path) != sha:
@@ -73,7 +73,6 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
                 path.write_bytes(checkpoint.member(f"{BEFORE}/{name}").read_bytes())
             elif path.parent != folder:
                 path.parent.rmdir()
-        name = (place.around or place.path).name
-        around.write_card(folder, config, parameters, origin=f"Made of `{place.hub_id or name}` by Blockformer.")
+        around.write_card(folder, config, parameters, origin=f"Made of `{place.name}` by Blockformer.")
 
     write_repo(CheckpointWeights(checkpoint, groups, [], place.files), dst, options, fill, report)

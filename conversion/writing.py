@@ -126,7 +126,6 @@ class AroundWeights:
         self,
         folder: Path,
         config: PretrainedConfig,
-        entries: Mapping[str, Any],
         code: Mapping[str, Path],
         copies: Iterable[str] = (),
         record: Callable[[SideFiles], None] | None = None,
@@ -137,7 +136,6 @@ class AroundWeights:
         Args:
             folder: with its weights; a model's own `save_pretrained` has written config, settings and code as well.
             config: of the model.
-            entries: the `config.json` that may hold generation settings.
             code: path in the repo -> file, of code that not every repo has.
             copies: files of the source that go into the repo as they are: the record of an earlier conversion.
             record: writes the record of this one, once it is known what became of every file.
@@ -162,7 +160,7 @@ class AroundWeights:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, folder / name)
         if not (folder / FILE).exists():
-            side.write(FILE, json_text(settings_in(self.checkpoint, entries, config)))
+            side.write(FILE, json_text(settings_in(self.checkpoint, config)))
         side.is_recorded = record is not None
         name_the_rest(side, self.place.names)
         if record is not None:
@@ -176,22 +174,24 @@ class AroundWeights:
         self.report.left_out = side.left_out
         self.report.has_tokenizer = self.checkpoint.is_file or has_tokenizer(self.place.path)
 
-    def compare_tokenizers(self, side: SideFiles, folder: Path) -> None:
+    def compare_tokenizers(self, side: SideFiles) -> None:
         """Report whether the copied tokenizer gives the same ids as the source's.
 
         Raises:
             ConversionError: it does not, or only one of them can be loaded.
         """
-        found = compare_tokenizers(side.tokenizer, folder)
+        found = compare_tokenizers(side.tokenizer, side.folder)
         self.report.notes += [found] if found else []
 
-    def write_card(self, folder: Path, config: PretrainedConfig, parameters: int, **text: str) -> None:
+    def write_card(
+        self, folder: Path, config: PretrainedConfig, parameters: int, origin: str = "", parity: str = ""
+    ) -> None:
         """Write the card, with what the source's says to the Hub.
 
         Args:
             folder, config: see `fill`.
             parameters: of the model.
-            text: `origin` and `parity` of `blockformer.publishing.write_card`.
+            origin, parity: of `blockformer.publishing.write_card`.
         """
         write_card(
             folder,
@@ -200,5 +200,6 @@ class AroundWeights:
             front=front_matter(self.checkpoint),
             parameters=parameters,
             left_out=self.report.left_out,
-            **text,
+            origin=origin,
+            parity=parity,
         )

@@ -103,6 +103,11 @@ class Source:
         return "/".join(filter(None, (self.hub_id or os.fspath(src), self.subfolder)))
 
     @property
+    def name(self) -> str:
+        """Its Hub id, or the name of its folder."""
+        return self.hub_id or (self.around or self.path).name
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of all its files, with "/" between folders; see `laid_flat`."""
         names = files_in(self.around or self.path) if self.listing is None else self.listing
