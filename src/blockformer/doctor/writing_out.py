@@ -23,6 +23,7 @@ from blockformer.files.errors import ConversionError, listed, memory_errors, sho
 from blockformer.files.json_files import json_text
 from blockformer.files.progress import Progress, silent
 from blockformer.files.quiet import quiet
+from blockformer.files.safetensors_io import same_bits
 
 from .diagnosing import diagnosis_of, examined
 from .examination import Examination
@@ -199,16 +200,9 @@ def _compare(own: OwnCode, model: Model, groups: list[Group], source: Examinatio
         for group in groups:
             for name, tensor in group.apply(source.checkpoint.read):
                 other = dict(back[name].apply(found.checkpoint.read))[name] if name in back else None
-                if other is None or not _same(tensor, other):
+                if other is None or not same_bits(tensor, other):
                     raise ConversionError(f"{folder}: {name} is not what was to be written")
 
 
 def _computed(config: Any) -> dict[str, Any]:
     return {name: value for name, value in config.to_dict().items() if not NOT_COMPUTED.fullmatch(name)}
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal bit for bit."""
-    if one.dtype is not other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))

@@ -21,7 +21,7 @@ from .atomic import start_writing
 from .errors import CheckpointError, ConversionError, is_out_of_memory, shown
 from .json_files import strict_json
 from .other_formats import in_place_of_safetensors
-from .regular import LFS_POINTER
+from .regular import LFS_POINTER, refuse_pointer
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -77,6 +77,11 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same dtype, shape and bits."""
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(bytes_of(one), bytes_of(other))
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """The header of a stored tensor.
@@ -108,8 +113,7 @@ def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
     """
     size = os.fstat(file.fileno()).st_size
     start = file.read(len(LFS_POINTER))
-    if start == LFS_POINTER:
-        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    refuse_pointer(start, path)
     if len(start) < 8:
         raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file; download it again")
     length = int.from_bytes(start[:8], "little")

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from .checkpoint import Checkpoint
-from .errors import CheckpointError
 from .names import GENERATION, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES
-from .regular import LFS_POINTER, open_regular
+from .regular import LFS_POINTER, open_regular, refuse_pointer
 
 STORE = "conversion/source"
 """Where a repo keeps files of its source for the way back."""
@@ -90,8 +89,6 @@ def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_regular(checkpoint.member(name)) as source, open(target, "xb") as copy:
-        if source.read(len(LFS_POINTER)) == LFS_POINTER:
-            path = checkpoint.path(name)
-            raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
+        refuse_pointer(source.read(len(LFS_POINTER)), checkpoint.path(name))
         source.seek(0)
         shutil.copyfileobj(source, copy)

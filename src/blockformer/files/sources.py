@@ -18,7 +18,6 @@ from .names import (
     MODULES,
     ROUTER,
     WEIGHT_FILES,
-    WEIGHTS,
     is_side_file,
     module_folders,
     weight_map,
@@ -178,11 +177,6 @@ def locate(source: str | PathLike[str], weights: bool = True, **reading: Any) ->
         found = replace(found, path=found.path / inner, around=found.path)
     _check_format(os.fspath(source), [name for name in found.names if "/" not in name], weights, found.weights)
     return found
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights that are read, or an index of them."""
-    return any(os.path.lexists(folder / name) for pair in WEIGHTS for name in pair)
 
 
 def _check_format(source: str, names: Iterable[str], weights: bool, wanted: Iterable[tuple[str, str]]) -> None:
