@@ -399,7 +399,11 @@ def _files_of(origin: Origin, official: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
-    """Write a dtype under whichever name the config uses: `dtype` or `torch_dtype`."""
+    """Write a dtype under whichever name the config uses."""
     if dtype is not None:
-        name = "torch_dtype" if "torch_dtype" in official and "dtype" not in official else "dtype"
-        official[name] = str(dtype).removeprefix("torch.")
+        official[dtype_entry(official)] = str(dtype).removeprefix("torch.")
+
+
+def dtype_entry(entries: Mapping[str, Any]) -> str:
+    """The name that a `config.json` has for the dtype: `dtype`, or `torch_dtype` as before transformers 5."""
+    return "torch_dtype" if "torch_dtype" in entries and "dtype" not in entries else "dtype"

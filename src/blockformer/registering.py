@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch.nn import functional as F
 
+from .files.quiet import without_bars
 from .model.attention import Attention
 from .model.axes import BLOCKS, GROUPS, axes
 from .model.blocks import ENTRY, SCHEMES, Block
@@ -222,7 +223,7 @@ def _check_state(path: Path, axis: str, value: str) -> None:
     """Train, save and load a tiny model with a block: refused unless the same model comes back."""
     what = f"{path}: a model with {axis}={value!r}"
     modes = (torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False))
-    with contextlib.ExitStack() as stack, torch.device("cpu"), torch.random.fork_rng(devices=[]), _quiet():
+    with contextlib.ExitStack() as stack, torch.device("cpu"), torch.random.fork_rng(devices=[]), without_bars():
         for mode in modes:
             stack.enter_context(mode)
         torch.manual_seed(0)
@@ -313,17 +314,3 @@ def _check_plan(path: Path, model, block: Block) -> None:
             fix = f"write tensor_parallel_plan = {{'{name}': SHARED}} in the class, with SHARED of .axes"
             what = f"'{name}'" if name else "the block"
             raise ValueError(f"{path}: each process of tensor parallelism has other gradients of {what}: {fix}.")
-
-
-@contextlib.contextmanager
-def _quiet():
-    """Without transformers' progress bars."""
-    from transformers.utils import logging
-
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()

@@ -34,7 +34,6 @@ class AnyCheckpoint(Checkpoint):
 
     Args:
         source: a folder or a file.
-        config: a `config.json` from elsewhere; None takes the one that lies there.
         key: the keys that lead to the model in a pickled file, with dots between them; None: it is found.
 
     Attributes:
@@ -48,12 +47,12 @@ class AnyCheckpoint(Checkpoint):
         ConversionError: the file does not exist.
     """
 
-    def __init__(self, source: str | PathLike[str], config: Mapping[str, Any] | None = None, key: str | None = None):
+    def __init__(self, source: str | PathLike[str], key: str | None = None):
         self.findings: list[Finding] = []
         self.kind = ""
         self.adapter: dict[str, Any] | None = None
         self.extras: dict[str, Any] = {}
-        self._given, self._key = config, key
+        self._key = key
         self._pieces: dict[str, Pieced | Flat] = {}
         self._plain: set[Path] = set()
         path = Path(source)
@@ -68,7 +67,7 @@ class AnyCheckpoint(Checkpoint):
 
     def _open(self) -> None:
         self.tensors, self._pieces, self.findings, self._identities = {}, {}, [], {}
-        self.config = dict(self._given) if self._given is not None else self._read_config()
+        self.config = self._read_config()
         weights = weights_in(self.file or self.folder)
         self.findings += weights.findings
         self.kind = weights.kind

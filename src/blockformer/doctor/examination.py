@@ -14,7 +14,7 @@ import torch
 
 from blockformer.conversion.composite import in_text
 from blockformer.conversion.families.composites import COMPOSITES
-from blockformer.conversion.plan import Plan
+from blockformer.conversion.plan import Plan, dtype_entry
 from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.groups import Group, Target
 from blockformer.conversion.rules.operations import Identity
@@ -266,7 +266,7 @@ def _names_and_shapes(
     found.groups = _cast([*groups, *kept], options.dtype)
     if options.dtype is not None:
         changes.append(f"cast to {options.dtype}")
-        found.config[_dtype_entry(entries)] = options.dtype
+        found.config[dtype_entry(entries)] = options.dtype
     ties = missing_ties(layouts, {*filled, *joined.filled})
     missing |= ties
     fits = _check(found, options, layouts, findings, unknown, missing)
@@ -400,7 +400,3 @@ def _cast(groups: list[Group], dtype: str | None) -> list[Group]:
         return Target(each.name, kind, each.shape) if each.dtype.is_floating_point else each
 
     return [Group(group.sources, tuple(map(target, group.targets)), group.op) for group in groups]
-
-
-def _dtype_entry(entries: Mapping[str, Any]) -> str:
-    return "torch_dtype" if "torch_dtype" in entries and "dtype" not in entries else "dtype"

@@ -291,19 +291,11 @@ class SafetensorsWriter:
             self._file.close()
             raise
 
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Write one planned tensor, of any strides and device."""
-        info = self._planned(name)
-        if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):
-            raise ConversionError(
-                f"{self.path}: {shown(name)} is {tensor.dtype} {list(tensor.shape)}, "
-                f"not {info.dtype} {list(info.shape)} as planned"
-            )
-        self.write_parts(name, [tensor])
-
     def write_parts(self, name: str, parts: Iterable[Tensor]) -> None:
-        """Write one planned tensor from its elements in order; the parts must add up to the planned size."""
-        info = self._planned(name)
+        """Write one planned tensor from its elements in order: parts of any strides and device, of the planned size."""
+        info = self._waiting.get(name)
+        if info is None:
+            raise ConversionError(f"{self.path}: {shown(name)} is not planned here, or written already")
         self._file.seek(self._start + info.offset)
         rest = info.nbytes
         for part in parts:
@@ -315,12 +307,6 @@ class SafetensorsWriter:
         if rest or self._start + info.offset + info.nbytes != self._file.tell():
             raise ConversionError(f"{self.path}: the parts of {shown(name)} are not the planned tensor")
         del self._waiting[name]
-
-    def _planned(self, name: str) -> TensorInfo:
-        info = self._waiting.get(name)
-        if info is None:
-            raise ConversionError(f"{self.path}: {shown(name)} is not planned here, or written already")
-        return info
 
     def _put(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)

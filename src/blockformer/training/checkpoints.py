@@ -4,7 +4,6 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -128,34 +127,23 @@ def _problem_of_parts(folder: Path) -> str | None:
     return None
 
 
-def _check_json(path: Path) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if path.name.endswith(".index.json"):
-        for shard in set(content["weight_map"].values()):
+def _check_whole(path: Path) -> None:
+    """Raise what the library of its format raises of a damaged file, or of an index whose shards are missing."""
+    if path.suffix == ".json":
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for shard in set(content["weight_map"].values()) if path.name.endswith(".index.json") else ():
             (path.parent / shard).stat()
-
-
-def _check_safetensors(path: Path) -> None:
-    with safe_open(path, framework="pt"):
-        pass
-
-
-def _check_zip(path: Path) -> None:
-    with zipfile.ZipFile(path):
-        pass
-
-
-_CHECKS: dict[str, Callable[[Path], None]] = {
-    ".json": _check_json,
-    ".safetensors": _check_safetensors,
-    **dict.fromkeys((".pt", ".pth", ".bin"), _check_zip),
-}
+    elif path.suffix == ".safetensors":
+        with safe_open(path, framework="pt"):
+            pass
+    elif path.suffix in (".pt", ".pth", ".bin"):
+        zipfile.ZipFile(path).close()
 
 
 def _problem_of_files(folder: Path) -> str | None:
     for path in sorted(folder.rglob("*")):
         try:
-            _CHECKS.get(path.suffix, lambda _: None)(path)
+            _check_whole(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, zipfile.BadZipFile) as error:
             missing = isinstance(error, FileNotFoundError)
             return f"{path.relative_to(folder)} {'lacks a shard' if missing else 'is damaged'}"
