@@ -137,8 +137,11 @@ def convert(
 
         def fill(folder: Path) -> None:
             side = None
-            if text is None:
-                side = (_fill_official if to_official else _fill_ours)(plan, around, folder)
+            if to_official and text is None:
+                side = _fill_official(plan, around, folder)
+            elif not to_official:
+                record, changed = recorder(plan, checkpoint, folder), partial(translated, plan, checkpoint)
+                side = around.fill(folder, plan.target_config, plan.family.extra_code, record=record, changed=changed)
             if verification(verify) != "none":
                 _compare(plan, around, side, folder, options.progress, is_quick(verify, plan.parameters))
             if text is None and (inner := plan.files.get("inner")):
@@ -159,13 +162,6 @@ def _fill_official(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles
     side = return_side_files(around.checkpoint, around.place.names, folder, plan.files, unmissed)
     around.tell(side)
     return side
-
-
-def _fill_ours(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles:
-    """Write the files of a repo of ours around its weights, except for the card."""
-    record = recorder(plan, around.checkpoint, folder)
-    changed = partial(translated, plan, around.checkpoint)
-    return around.fill(folder, plan.target_config, plan.family.extra_code, record=record, changed=changed)
 
 
 def recorder(plan: Plan, checkpoint: Checkpoint, folder: Path) -> Callable[[SideFiles], None] | None:

@@ -124,7 +124,9 @@ def convert_for_search(
         if isinstance(checkpoint, TextCheckpoint):
             raise ConversionError(f"{place.path}: has towers next to the text; convert it first, then use the result")
         source = _decoder(checkpoint, family, parse_dtype(dtype))
-        tokenizer = _with_template(load_tokenizer(os.fspath(src), place.path, f", and --as {use} needs one"), template)
+        tokenizer: Any = load_tokenizer(os.fspath(src), place.path, f", and --as {use} needs one")
+        if template is not None:
+            tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
         before = _settings_before(checkpoint, place, use)
         made = made_for.config(source.config, tokenizer)
         groups = made_for.groups(source.groups, source.config)
@@ -200,12 +202,6 @@ def _decoder(checkpoint: Checkpoint, family: str | None, cast: torch.dtype | Non
     config.architectures = [architecture_of(config)]
     groups, tied, _ = own_groups(checkpoint, config)
     return _Decoder(config, checkpoint.member("config.json").read_text(encoding="utf-8"), groups, tied, None)
-
-
-def _with_template(tokenizer: Any, template: str | PathLike[str] | None) -> Any:
-    if template is not None:
-        tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
-    return tokenizer
 
 
 def _settings_before(checkpoint: Checkpoint, place: Source, use: str) -> dict[str, Any]:

@@ -213,7 +213,8 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         origin = None
     variant = family.names.variant_for(config, None if origin is None else origin.variant)
     official = _official_settings(family, config, origin) | others_for(family, config)
-    _set_dtype(official, cast or config.dtype)
+    if (dtype := cast or config.dtype) is not None:
+        official[dtype_entry(official)] = str(dtype).removeprefix("torch.")
     as_before = origin is not None and origin.variant == variant
     unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
     head, layout = family.names.head(variant), family.names.layout(variant, config)
@@ -396,12 +397,6 @@ def _files_of(origin: Origin, official: Mapping[str, Any]) -> dict[str, Any]:
         return origin.files
     written = {name: sha for name, sha in origin.files.get("written", {}).items() if name != "generation_config.json"}
     return {**origin.files, "written": written}
-
-
-def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
-    """Write a dtype under whichever name the config uses."""
-    if dtype is not None:
-        official[dtype_entry(official)] = str(dtype).removeprefix("torch.")
 
 
 def dtype_entry(entries: Mapping[str, Any]) -> str:

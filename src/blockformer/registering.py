@@ -89,10 +89,6 @@ def _registered() -> list[Block]:
     return [block for known in BLOCKS.values() for block in known.values()]
 
 
-def _module_of(path: Path) -> str:
-    return f"{MODEL.parent.name}.{MODEL.name}.{path.stem}"
-
-
 def _check_name(path: Path, is_taken: bool) -> None:
     if not re.fullmatch(r"[A-Za-z]\w*\.py", path.name, re.ASCII):
         raise ValueError(f"{path}: a block is imported by its name: call the file by letters, digits and _, .py last.")
@@ -145,7 +141,7 @@ def _check_roots(where: str, names: list[str]) -> None:
 def _load(path: Path, source: bytes) -> None:
     """Import a file as one of the model's modules, and undo that if anything about it is wrong."""
     before = {axis: dict(known) for axis, known in BLOCKS.items()}
-    name = _module_of(path)
+    name = f"{MODEL.parent.name}.{MODEL.name}.{path.stem}"
     spec: Any = importlib.util.spec_from_file_location(name, path.resolve())
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

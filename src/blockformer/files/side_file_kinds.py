@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from .checkpoint import Checkpoint
@@ -59,12 +58,8 @@ def is_plain(name: str) -> bool:
 def files_read(checkpoint: Checkpoint) -> set[str]:
     """The names of the files that hold the tensors, and of the index that names them."""
     files = {info.file.name for info in checkpoint.tensors.values()}
-    endings, pairs = _endings(files), checkpoint.weights
+    endings, pairs = {name.rpartition(".")[2] for name in files}, checkpoint.weights
     return files | {index for single, index in pairs if single not in files and single.split(".")[-1] in endings}
-
-
-def _endings(files: Iterable[str]) -> set[str]:
-    return {name.rpartition(".")[2] for name in files}
 
 
 def same_bytes(one: Path, other: Path) -> bool:
