@@ -173,10 +173,10 @@ def test_written_files_load_everywhere_bit_for_bit(tmp_path: Path, tensors: list
     path = tmp_path / "x.safetensors"
     path.unlink(missing_ok=True)
     named = {f"t.{index}": tensor for index, tensor in enumerate(tensors)}
-    writer = SafetensorsWriter(path, [(name, tensor.dtype, tensor.shape) for name, tensor in named.items()])
     names = list(named)
     if order is not None:
-        order.shuffle(names)
+        order.shuffle(names)  # which may end the example, so no file may be open yet
+    writer = SafetensorsWriter(path, [(name, tensor.dtype, tensor.shape) for name, tensor in named.items()])
     for name in names:
         writer.write_parts(name, [named[name]])
     writer.finish()
