@@ -54,7 +54,6 @@ def check_conversion(
     sign: str | PathLike[str] | None = None,
     verify: bool | str = "auto",
     shape: Mapping[str, Any] | None = None,
-    use: str | None = None,
     **reading: Any,
 ) -> RepoOptions:
     """Check the arguments of `convert`, `convert_reshaped`, `convert_for_search` or `export_folder`.
@@ -65,7 +64,6 @@ def check_conversion(
         to_official, family, config, into, dtype, dequantize, max_shard_size, force, strict_finite, progress, sign,
             verify: as it has them.
         shape: the arguments of a new shape (`FLAGS`) that are given; None for a conversion that keeps it.
-        use: what a repo for search is to be, one of `USES`.
         reading: all its other options.
 
     Returns:
@@ -84,11 +82,12 @@ def check_conversion(
             f"dequantize (--dequantize) cannot be combined with {other}: it writes plain weights of its own dtype in "
             "our layout; leave one of the two out"
         )
-    if shape is not None:
-        _check_shape(shape, to_official=to_official, dequantize=dequantize, config=config, verify=verify)
-    for name, value in {"to_official": to_official, "dequantize": dequantize, "config": config}.items():
-        if use is not None and value not in (None, False):
-            raise ConversionError(f"--as {use} cannot be combined with {name}; convert in two steps")
+    if shape is not None and verification(verify) in ("full", "quick"):
+        flags = ", ".join(FLAGS[each] for each in shape) or "convert_reshaped"
+        raise ConversionError(
+            f"{flags}: a new shape cannot be combined with verify={verify!r}; a new shape computes something else; "
+            "leave verify out"
+        )
     check_source(src, family, config, to_official, **reading)
     if into is not None:
         _check_into(into, to_official, family=family, dtype=dtype, max_shard_size=max_shard_size)
@@ -137,21 +136,6 @@ def check_use(use: str, *, bidirectional: bool = False, **given: Any) -> None:
 
 def _is_word(value: Any) -> bool:
     return isinstance(value, str) and value != ""
-
-
-def _check_shape(shape: Mapping[str, Any], **options: Any) -> None:
-    """Refuse the options of a conversion that a new shape leaves no room for."""
-    given = {
-        "to_official": ("to_official=True", "convert in two steps"),
-        "dequantize": ("dequantize (--dequantize)", "convert in two steps"),
-        "config": ("config (--config)", "convert in two steps"),
-    }
-    if verification(options["verify"]) in ("full", "quick"):
-        given["verify"] = (f"verify={options['verify']!r}", "a new shape computes something else; leave verify out")
-    for name, (what, fix) in given.items():
-        if options[name] not in (None, False):
-            flags = ", ".join(FLAGS[each] for each in shape) or "convert_reshaped"
-            raise ConversionError(f"{flags}: a new shape cannot be combined with {what}; {fix}")
 
 
 def verification(verify: bool | str) -> str:

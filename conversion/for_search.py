@@ -57,11 +57,8 @@ def convert_for_search(
     pooling: str | None = None,
     bidirectional: bool = False,
     prompts: Mapping[str, str] | None = None,
-    to_official: bool = False,
     family: str | None = None,
-    config: str | PathLike[str] | None = None,
     dtype: str | torch.dtype | None = None,
-    dequantize: str | torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
     verify: bool | str = "auto",
     force: bool = False,
@@ -87,7 +84,6 @@ def convert_for_search(
         bidirectional: whether an embedder's tokens see later ones too (BehnamGhader et al., 2024); it needs training.
         prompts: of an embedder: name -> what is put before a text.
         family, dtype, max_shard_size, force, strict_finite, progress: see `convert`.
-        to_official, config, dequantize: see `convert`; they are refused, except with values that ask for nothing.
         verify: see `convert`. Source and result are run in float32 on 200 pairs or 30 texts; quick, on 20 or 10.
         reading: which files are read, and from where, see `convert`.
 
@@ -100,17 +96,13 @@ def convert_for_search(
         src,
         dst,
         function="convert_for_search",
-        to_official=to_official,
         family=family,
-        config=config,
         dtype=dtype,
-        dequantize=dequantize,
         max_shard_size=max_shard_size,
         verify=verify,
         force=force,
         strict_finite=strict_finite,
         progress=progress,
-        use=use,
         **reading,
     )
     made_for: Use = Reranker(list(tokens or ()))

@@ -46,11 +46,8 @@ def convert_reshaped(
     kv_heads: int | None = None,
     experts: int | None = None,
     seed: int = 0,
-    to_official: bool = False,
     family: str | None = None,
-    config: str | PathLike[str] | None = None,
     dtype: str | torch.dtype | None = None,
-    dequantize: str | torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
     verify: bool | str = "auto",
     force: bool = False,
@@ -68,8 +65,7 @@ def convert_reshaped(
         dst: the repo to create.
         topology, layers, kv_heads, experts, seed: see `blockformer.reshape`.
         family, dtype, max_shard_size, force, strict_finite, progress: see `convert`.
-        to_official, config, dequantize, verify: see `convert`. A new shape leaves no room for them: they are refused,
-            except with values that ask for nothing, such as `verify="auto"`.
+        verify: "auto" or "none" (False): nothing can be compared.
         options: which files are read, and from where, see `convert`; and `changes` of `blockformer.reshape`.
 
     Raises:
@@ -86,11 +82,8 @@ def convert_reshaped(
         src,
         dst,
         function="convert_reshaped",
-        to_official=to_official,
         family=family,
-        config=config,
         dtype=dtype,
-        dequantize=dequantize,
         max_shard_size=max_shard_size,
         verify=verify,
         force=force,

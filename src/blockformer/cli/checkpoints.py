@@ -29,6 +29,8 @@ NOT_VERIFIED = 3
 LAYOUTS = ("blockformer", "official")
 CODES = ("litgpt", "torchtune", "torchtitan", "nanochat", "x-transformers")
 """Training code that models are written for."""
+OF_CONVERT = {"to_official": "--to official", "config": "--config", "dequantize": "--dequantize"}
+"""Options of a conversion that neither a new shape nor a repo for search has."""
 FROM_WHERE = ("revision", "subfolder", "local_files_only")
 """Options of a source on the Hub."""
 
@@ -139,7 +141,8 @@ def _run_for_search(src: str, dst: str, given: dict[str, Any], options: dict[str
     if "prompts" in given:
         given["prompts"] = dict(map(prompt_of, given["prompts"]))
     check_use(use, **given)
-    check_conversion(src, dst, function="convert_for_search", use=use, **options)
+    _refuse_of_convert(f"--as {use}", options)
+    check_conversion(src, dst, function="convert_for_search", **options)
     from blockformer.conversion.for_search import convert_for_search
 
     with progress_bar() as report_progress:
@@ -159,6 +162,7 @@ def prompt_of(text: str) -> tuple[str, str]:
 def _run_reshaped(src: str, dst: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
     if "layers" in shape:
         shape["layers"] = layer_list(shape["layers"])
+    _refuse_of_convert(f"{', '.join(FLAGS[each] for each in shape)}: a new shape", options)
     check_conversion(src, dst, function="convert_reshaped", shape=shape, **options)
     from blockformer.conversion.reshaped import NEEDS_TRAINING, convert_reshaped
 
@@ -166,6 +170,13 @@ def _run_reshaped(src: str, dst: str, shape: dict[str, Any], options: dict[str, 
         report = convert_reshaped(src, dst, progress=report_progress, **shape, **options)
     what = "of another shape" if NEEDS_TRAINING in report.notes else "of the decoder that it was converted from"
     _show(report, f"{report.source} -> {report.target}: a self-contained repo {what}")
+
+
+def _refuse_of_convert(what: str, options: dict[str, Any]) -> None:
+    """Take the options of `OF_CONVERT` out, and refuse those that are set."""
+    for name, flag in OF_CONVERT.items():
+        if options.pop(name) not in (None, False):
+            raise ConversionError(f"{what} cannot be combined with {flag}; convert in two steps")
 
 
 def layer_list(text: str) -> list[int]:
