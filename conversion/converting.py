@@ -37,6 +37,7 @@ from .other_entries import note_on_unused
 from .plan import Plan, parse_dtype, plan_out
 from .remedies import plan_official
 from .report import ConversionReport
+from .rules.groups import targets_of
 from .sentence_options import translated
 from .storage.awq import low_bit_weights
 from .storage.unused_tensors import UNUSED_FILE, write_unused
@@ -293,7 +294,7 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
     kind = plan.dtype
     config = plan.source_config if plan.to_official else plan.target_config
     shift = plan.family.oracle.position_shift(config)
-    kept = low_bit_weights(target.name for group in plan.groups for target in group.targets)
+    kept = low_bit_weights(targets_of(plan.groups))
     wide = [group for group in plan.groups if group.targets[0].dtype.itemsize > kind.itemsize]
     kept |= {each for group in wide for name in group.sources for each in (name, plan.to_class(name))}
 

@@ -37,7 +37,7 @@ from .origin import BEFORE
 from .plan import Plan, architecture_of, our_config, parse_dtype
 from .remedies import plan_official
 from .report import ConversionReport
-from .rules.groups import Group
+from .rules.groups import Group, targets_of
 from .search_texts import batches, tokens_of
 from .undoing import RECORD
 from .uses import HEAD, Embedder, Reranker, Use, kind_of
@@ -178,7 +178,7 @@ class _Decoder:
     @property
     def has_head(self) -> bool:
         """Whether the head is stored, be it equal to the embeddings or not."""
-        return any(target.name == HEAD for group in self.groups for target in group.targets)
+        return HEAD in targets_of(self.groups)
 
 
 def _decoder(checkpoint: Checkpoint, family: str | None, cast: torch.dtype | None) -> _Decoder:

@@ -1,7 +1,6 @@
 """The way back of a repo for search: the decoder that it was made of, every weight and file as it was."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from blockformer.files.checkpoint import Checkpoint
@@ -57,7 +56,7 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
     groups = with_sources(identity_rules(shapes).plan(headers, shapes, optional=[*tied]), names)
     if record.get("has_head") is True and HEAD in tied:  # it was stored twice
         first = next(group for group in groups if group.targets[0].name == tied[HEAD])
-        groups.append(replace(first, targets=(replace(first.targets[0], name=HEAD),)))
+        groups.append(first.renamed(lambda _: HEAD))
     around = AroundWeights(checkpoint, place, report)
 
     def fill(folder: Path) -> None:

@@ -6,7 +6,7 @@ B rows, T length, C hidden size, V vocabulary.
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -163,10 +163,7 @@ class Embedder(Use):
 
     def groups(self, groups: Sequence[Group], before: PretrainedConfig) -> list[Group]:
         kept = [each for each in groups if not each.targets[0].name.startswith(OF_THE_HEAD)]
-        return [
-            replace(each, targets=tuple(replace(to, name=to.name.removeprefix("model.")) for to in each.targets))
-            for each in kept
-        ]
+        return [each.renamed(lambda name: name.removeprefix("model.")) for each in kept]
 
     def files(self, config: PretrainedConfig, tokenizer: Any, before: Mapping[str, Any]) -> dict[str, Any]:
         return of_embedder(config.output_size, self.pooling, self.prompts, before)

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from blockformer.conversion.rules.groups import Group, Target
+from blockformer.conversion.rules.groups import Group, Target, targets_of
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import read_config
 from blockformer.files.errors import CheckpointError, ConversionError, listed, shown
@@ -218,8 +218,7 @@ class Changed(Checkpoint):
         self.folder, self.weights, self.around = source.folder, source.weights, None
         self._config_file, self.wrapper, self._identities = None, None, {}
         self.groups = {target.name: group for group in groups for target in group.targets}
-        targets = [target for group in groups for target in group.targets]
-        self.tensors = {each.name: _header(each, source.folder) for each in targets}
+        self.tensors = {name: _header(each, source.folder) for name, each in targets_of(groups).items()}
 
     def read(self, name: str) -> Tensor:
         return dict(self.groups[name].apply(self.source.read))[name]

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import yaml
 from torch import Tensor
 
 from blockformer.conversion.plan import plan_out
-from blockformer.conversion.rules.groups import Group
+from blockformer.conversion.rules.groups import Group, targets_of
 from blockformer.conversion.rules.in_turn import in_turn
 from blockformer.conversion.rules.patterns import tuple_of
 from blockformer.conversion.rules.table import RuleTable
@@ -76,8 +75,7 @@ def write_for(
         rules = RuleTable(own.rules(model, ()))
         named = {name for rule in rules.rules for name in tuple_of(rule.target)}
         written = _without_fillings(own, groups, found, named)
-        made = {target.name: target for group in written for target in group.targets}
-        planned = in_turn(written, rules.plan(made, reverse=True))
+        planned = in_turn(written, rules.plan(targets_of(written), reverse=True))
         origins = [found.checkpoint.file or found.checkpoint.folder]
         with atomic_folder(target, force, origins) as folder:
             weights: dict[str, Tensor] = {}
@@ -149,12 +147,12 @@ def _without_fillings(own: OwnCode, groups: list[Group], found: Examination, nam
 
 def _copies(groups: list[Group], ties: Mapping[str, str]) -> list[Group]:
     """Groups for tied tensors that are stored once, where the code has two."""
-    made = {target.name: (group, target) for group in groups for target in group.targets}
+    made = {target.name: group for group in groups for target in group.targets}
     pairs = [*ties.items(), *((source, name) for name, source in ties.items())]
     return [
-        replace(made[source][0], targets=(replace(made[source][1], name=name),))
+        made[source].renamed(lambda _, name=name: name)
         for name, source in pairs
-        if name not in made and source in made and len(made[source][0].targets) == 1
+        if name not in made and source in made and len(made[source].targets) == 1
     ]
 
 

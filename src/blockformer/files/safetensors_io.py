@@ -119,8 +119,8 @@ def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
     length = int.from_bytes(start[:8], "little")
     if length > min(MAX_HEADER, size - 8):
         damaged = (
-            f"damaged, or not a safetensors file: its header claims {length} bytes (file: {size}, limit: {MAX_HEADER}); "
-            "download it again"
+            f"damaged, or not a safetensors file: its header claims {length} bytes "
+            f"(file: {size}, limit: {MAX_HEADER}); download it again"
         )
         raise CheckpointError(f"{path}: {in_place_of_safetensors(start) or damaged}")
     file.seek(8)
