@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from blockformer.conversion.rules.groups import Group, targets_of
+from blockformer.conversion.rules.groups import Group
 from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.safetensors_io import HasHeader
 
@@ -45,7 +45,7 @@ def of_names(unknown: Mapping[str, HasHeader], missing: Mapping[str, tuple[int, 
 
 def wrong_shapes(groups: list[Group], released: Mapping[str, tuple[int, ...]]) -> list[Finding]:
     """Tensors of other shapes than the released ones."""
-    targets = targets_of(groups).values()
+    targets = [target for group in groups for target in group.targets]
     wrong = [each for each in targets if tuple(released.get(each.name, each.shape)) != tuple(each.shape)]
     if not wrong:
         return []

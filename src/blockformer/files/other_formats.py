@@ -10,12 +10,7 @@ def in_place_of_safetensors(start: bytes) -> str | None:
     """What a file is that should be of safetensors, and the remedy; None if its first bytes do not show it."""
     if start.startswith((b"PK\x03\x04", b"\x80\x02")):
         return "a pickled file (torch.save) under the name of a safetensors one; rename it to pytorch_model.bin"
-    if (other := _of_any(start)) is None and start.isascii() and start.decode().isprintable():
-        return (
-            f"a text that begins with {start.decode()!r}, not a safetensors file: the page or the message of a server "
-            "was saved in its place; download it again"
-        )
-    return other
+    return _of_any(start)
 
 
 def in_place_of_pickle(start: bytes) -> str | None:

@@ -117,12 +117,18 @@ def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
     if len(start) < 8:
         raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file; download it again")
     length = int.from_bytes(start[:8], "little")
-    if length > min(MAX_HEADER, size - 8):
-        damaged = (
-            f"damaged, or not a safetensors file: its header claims {length} bytes "
+    if (length > MAX_HEADER or length > size - 8) and (other := in_place_of_safetensors(start)) is not None:
+        raise CheckpointError(f"{path}: {other}")
+    if (length > MAX_HEADER or length > size - 8) and start.isascii() and start.decode().isprintable():
+        raise CheckpointError(
+            f"{path}: a text that begins with {start.decode()!r}, not a safetensors file: the page or the message of a "
+            "server was saved in its place; download it again"
+        )
+    if length > MAX_HEADER or length > size - 8:
+        raise CheckpointError(
+            f"{path}: damaged, or not a safetensors file: its header claims {length} bytes "
             f"(file: {size}, limit: {MAX_HEADER}); download it again"
         )
-        raise CheckpointError(f"{path}: {in_place_of_safetensors(start) or damaged}")
     file.seek(8)
     header = file.read(length)
     try:
