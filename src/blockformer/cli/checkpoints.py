@@ -88,9 +88,9 @@ def run_convert(
     if shape.get("topology") in USES:
         _run_for_search(src, dst, shape, options)
         return
-    if left := [name for name in shape if name in OF_USES]:
-        flag = FLAGS[left[0]]
-        raise ConversionError(f"{flag} is for --as {' or --as '.join(OF_USES[left[0]])}: add that, or leave {flag} out")
+    if more := [name for name in shape if name in OF_USES]:
+        flag = FLAGS[more[0]]
+        raise ConversionError(f"{flag} is for --as {' or --as '.join(OF_USES[more[0]])}: add that, or leave {flag} out")
     if shape:
         _run_reshaped(src, dst, shape, options)
         return
@@ -119,8 +119,8 @@ def _run_for_code(src: str, dst: str, code: str, given: dict[str, Any]) -> None:
     """Write a model for training code and report."""
     force, reading = given.pop("force"), {name: given.pop(name, None) for name in FROM_WHERE}
     idle = {"max_shard_size": "5GB", "strict_finite": False}
-    if left := [name for name, value in given.items() if value not in (None, idle.get(name))]:
-        flag = FLAGS.get(left[0], f"--{left[0].replace('_', '-')}")
+    if more := [name for name, value in given.items() if value not in (None, idle.get(name))]:
+        flag = FLAGS.get(more[0], f"--{more[0].replace('_', '-')}")
         raise ConversionError(f"{flag} cannot be combined with --to {code}; convert in two steps")
     from blockformer.doctor import write_for
 
