@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 import blockformer
 from blockformer.demo.search import encoder_folder
@@ -145,14 +146,14 @@ class Rounded(nn.Module):
         return found.unflatten(0, states.shape[:-1])
 
 
-def in_8_bits(model: nn.Module, names: tuple[str, ...], operator: Callable) -> nn.Module:
-    """A copy whose linear layers with one of these words in their names are rounded."""
+def in_8_bits(model: PreTrainedModel, names: tuple[str, ...], operator: Callable) -> PreTrainedModel:
+    """A prepared copy whose linear layers with one of these words in their names are rounded."""
     model = copy.deepcopy(model)
     for path, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear) and ".layers." in f".{path}" and any(name in path for name in names):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, Rounded(layer, operator))
-    return model
+    return model.prepare_for_inference()
 
 
 def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -124,7 +124,7 @@ def check_use(use: str, *, bidirectional: bool = False, **given: Any) -> None:
     tokens, template, pooling, prompts = (given.get(each) for each in ("tokens", "template", "pooling", "prompts"))
     if use == "reranker":
         if isinstance(tokens, str) or not tokens or len(tokens) > 2 or not all(map(_is_word, tokens)):
-            fix = 'give ("no", "yes"), or one token whose logit is the score (--tokens no,yes)'
+            fix = 'use ("no", "yes"), or one token whose logit is the score (--tokens no,yes)'
             raise ConversionError(f"tokens must be two tokens of the vocabulary or one, not {shown(tokens)}; {fix}")
         if template is not None and not os.path.isfile(template):
             raise ConversionError(f"{template}: no such file; template (--template) names a chat template in Jinja")

@@ -145,7 +145,7 @@ def convert_for_search(
                 options.progress("comparing the models", 0, 0)
                 report.parity = compare(made_for, loads, tokenizer, made, parameters, few)
                 report.notes += [f"not verified: {report.not_verified}"] if report.not_verified else said
-            origin = f"Made of `{place.name}` by Blockformer, for sentence-transformers: {made_for.sentence()}."
+            origin = f"Made from `{place.name}` by Blockformer, for sentence-transformers: {made_for.sentence()}."
             around.write_card(folder, made, parameters, origin, report.compared("Compared with the source:"))
 
         CheckpointWeights(checkpoint, source.groups, source.tied).check_tied()
@@ -204,7 +204,7 @@ def _settings_before(checkpoint: Checkpoint, place: Source, use: str) -> dict[st
     """
     if use == "embedder" and MODULES in place.names:
         what = f"{place.path}: {MODULES} already says how this model embeds texts"
-        raise ConversionError(f"{what}; leave out --as embedder, and everything is carried")
+        raise ConversionError(f"{what}; leave out --as embedder, and everything is copied")
     return read_json(checkpoint.member(SETTINGS)) if SETTINGS in place.names else {}
 
 

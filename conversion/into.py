@@ -59,7 +59,7 @@ class IntoComposite(CheckpointWeights):
         others = [name for name in self.names if name not in files_read(text.whole)]
         stale = [name for name in others if reason_for(name) in (OTHER_WEIGHTS, OTHER_FORMAT)]
         left = [name for name in found if name.endswith("/")]
-        kinds = {"copied as they are, with the old text": stale, "not copied": left}
+        kinds = {"copied as they are, with the old text model": stale, "not copied": left}
         self.notes = [f"{kind}: {', '.join(map(shown, names))}" for kind, names in kinds.items() if names]
 
     def check_unchanged(self) -> None:
@@ -127,7 +127,7 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
         )
     if (kind := origin.composite.get("model_type")) != text.text.model_type:
         raise ConversionError(
-            f"{into}: a checkpoint of {text.text.model_type!r}, and the text of {checkpoint.folder} is from one of "
+            f"{into}: a checkpoint of {text.text.model_type!r}, but the text in {checkpoint.folder} came from one of "
             f"{shown(kind)}; name that one"
         )
     CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
@@ -140,7 +140,7 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
     ]
     if lines:
         more = f", and {len(lines) - 1} more differ" if lines[1:] else ""
-        raise ConversionError(f"{into}: its text has other shapes than {checkpoint.folder}: {lines[0]}{more}")
+        raise ConversionError(f"{into}: its text model has other shapes than {checkpoint.folder}: {lines[0]}{more}")
     after, before = (
         each.to_dict() for each in (plan.target_config, plan.family.settings.official_config(origin.config))
     )
@@ -151,7 +151,7 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
             "config.json stays as it is; set the old values again, or leave out into (--into)"
         )
     if unlike := _unlike(origin, text):
-        raise ConversionError(f"{into}: not the checkpoint that {checkpoint.folder} was made of, since its {unlike}")
+        raise ConversionError(f"{into}: not the checkpoint that {checkpoint.folder} was made from: its {unlike}")
     cast = {str(made[name].dtype) for name, info in text.tensors.items() if made[name].dtype != info.dtype}
     notes = [f"weights in {each.removeprefix('torch.')} are cast to the dtype that {into} has" for each in sorted(cast)]
     return replace(

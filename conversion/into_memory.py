@@ -86,7 +86,7 @@ def load(
     except WeightsError as error:
         if not fields:
             raise
-        raise ConversionError(f"with {', '.join(fields)} as given, {error}") from error
+        raise ConversionError(f"with your {', '.join(fields)}: {error}") from error
     model = made[0] if loading.get("output_loading_info") else made
     if model.can_generate() and loading.get("generation_config") is None:
         if generation is not None:
@@ -117,14 +117,14 @@ def with_fields(config: PretrainedConfig, fields: Mapping[str, Any]) -> Pretrain
         changed.output_attentions = bool(entries.get("output_attentions"))  # chooses attention that returns its weights
         return changed
     except (ValueError, TypeError) as error:
-        raise ConversionError(f"{', '.join(fields)} cannot be changed so: {error}") from error
+        raise ConversionError(f"{', '.join(fields)} cannot be changed like this: {error}") from error
 
 
 def _unknown(name: str, config: PretrainedConfig, known: Iterable[str]) -> str:
     rope = dict.fromkeys(("rope_theta", "rope_scaling"), "rope_parameters")
     ours = (rope | official_names(type(config))).get(name)
     if name in generation_field_names():
-        return f"{name} is a setting of generation: give it to generate(), or in generation_config=GenerationConfig()."
+        return f"{name} is a setting of generation: pass it to generate(), or in generation_config=GenerationConfig()."
     start = f"from_official has no option {shown(name)}, and {type(config).__name__} no such field."
     hint = f" It is called '{ours}' here." if ours else nearest(name, [*known, *OPTIONS, *OWN["from_official"]])
     return start + hint
@@ -139,7 +139,7 @@ def asked_dtype(dtype: Any, torch_dtype: Any) -> torch.dtype | None:
     first, second = (None if str(each) == "auto" else parse_dtype(each) for each in (dtype, torch_dtype))
     if dtype is not None and torch_dtype is not None and first != second:
         raise ConversionError(
-            f"dtype={shown(dtype)} and torch_dtype={shown(torch_dtype)} contradict each other; give only dtype"
+            f"dtype={shown(dtype)} and torch_dtype={shown(torch_dtype)} contradict each other; pass only dtype"
         )
     return second if first is None else first
 
@@ -151,8 +151,8 @@ def dtype_note(config: PretrainedConfig, stored: torch.dtype) -> list[str]:
         return []
     says, has = (str(each).removeprefix("torch.") for each in (named, stored))
     return [
-        f"config.json: dtype is {says}, and the weights are {has}; a model is loaded in {says}, as by transformers, "
-        "unless you give another dtype"
+        f"config.json: dtype is {says}, but the weights are {has}; like transformers, this loads the model in {says} "
+        "unless you pass another dtype"
     ]
 
 

@@ -44,7 +44,7 @@ _KERNELS = "kernels of the Hub replace layers of transformers' own classes; use 
 _ADAPTERS = "load the model without it, then call model.load_adapter"
 _NO_CODE = "no code of a source is ever run"
 _STREAMED = "weights are always read tensor by tensor"
-_GONE = "transformers follows it no more either"
+_GONE = "transformers ignores it too"
 _PARALLEL = ("distributed_config", "tp_plan", "tp_size")
 OPTIONS: dict[str, Option] = {
     **dict.fromkeys(("revision", "token", "cache_dir", "use_safetensors"), Option("source", neutral=(None,))),
@@ -65,7 +65,7 @@ OPTIONS: dict[str, Option] = {
     "tp_plan": Option("model"),
     "tp_size": Option("model"),
     "device_mesh": Option("model", needs=_PARALLEL),
-    "state_dict": Option("refused", "the weights are those of the source; give yours to the class's from_pretrained"),
+    "state_dict": Option("refused", "the weights come from the source; pass yours to the class's from_pretrained"),
     "key_mapping": Option("refused", "names of tensors follow from the family; rename those in the file"),
     "gguf_file": Option("refused", "GGUF files are not read; name the checkpoint that the file was converted from"),
     "proxies": Option("refused", "set the environment variable HTTPS_PROXY", (None, {})),
@@ -77,9 +77,9 @@ OPTIONS: dict[str, Option] = {
     "kernel_config": Option("refused", _KERNELS),
     "allow_all_kernels": Option("refused", _KERNELS),
     "use_auth_token": Option("refused", "it is called token"),
-    "use_flash_attention_2": Option("refused", 'give attn_implementation="flash_attention_2"'),
-    "load_in_8bit": Option("refused", "give quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
-    "load_in_4bit": Option("refused", "give quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
+    "use_flash_attention_2": Option("refused", 'use attn_implementation="flash_attention_2"'),
+    "load_in_8bit": Option("refused", "use quantization_config=BitsAndBytesConfig(load_in_8bit=True)"),
+    "load_in_4bit": Option("refused", "use quantization_config=BitsAndBytesConfig(load_in_4bit=True)"),
     "trust_remote_code": Option("idle", _NO_CODE),
     "code_revision": Option("idle", _NO_CODE),
     "low_cpu_mem_usage": Option("idle", _STREAMED),
@@ -191,7 +191,7 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 def _refuse(name: str, option: Option, value: Any) -> None:
     if not _is_neutral(name, value):
-        raise OptionError(f"{name} is not followed: {option.reason}")
+        raise OptionError(f"{name} is not supported: {option.reason}")
 
 
 def _check_values(reading: Mapping[str, Any]) -> None:

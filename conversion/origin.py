@@ -91,8 +91,8 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
     unknown = sorted(traits - FAMILIES[name].names.words | {*variant} - FORM)
     if unknown:
         raise ConversionError(
-            f"{path}: form: {shown(unknown[0])} says nothing to this release about a checkpoint of {name}, so its "
-            "names cannot be given back; undo what was changed there, or pip install --upgrade blockformer if a later "
+            f"{path}: form: {shown(unknown[0])} means nothing to this release for a checkpoint of {name}, so its "
+            "names cannot be restored; undo the change to this file, or pip install --upgrade blockformer if a later "
             "release wrote it, or delete the file to convert by config.json only"
         )
     sizes = variant.get("sizes", {})

@@ -266,7 +266,7 @@ def _further_layers(
     """A note on layers after the model's last one, whether they are written or missing."""
     found = layout.further_layers(map(spellings.to_class, targets_of(unused)))
     if found or not layout.has_further_layers or getattr(config, FURTHER_LAYERS, False):
-        return _notes_on(found, "written as they came", config)
+        return _notes_on(found, "written unchanged", config)
     return [f"layers that predict further tokens, which checkpoints of {family.name} may have, are not written"]
 
 

@@ -30,9 +30,9 @@ from .writing import AroundWeights
 
 NEEDS_TRAINING = "the model needs training"
 WORDS = {
-    "topology": "made {} of it",
-    "layers": "kept its layers {}",
-    "kv_heads": "replaced its key and value heads by {} means of groups of them",
+    "topology": "turned it into {}",
+    "layers": "took only its layers {}",
+    "kv_heads": "averaged groups of its key and value heads into {}",
     "experts": "copied each feed-forward network into {} experts",
 }
 
@@ -121,7 +121,7 @@ def convert_reshaped(
                 folder,
                 reshaped.config,
                 reshaped.num_parameters(),
-                origin=f"Made of `{place.name}`: Blockformer {what_was_done(shape)}. **The model needs training.**",
+                origin=f"Made from `{place.name}`: Blockformer {what_was_done(shape)}. **The model needs training.**",
                 parity="Not compared: the shape changes what is computed.",
             )
 

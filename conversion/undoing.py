@@ -72,6 +72,6 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
                 path.write_bytes(checkpoint.member(f"{BEFORE}/{name}").read_bytes())
             elif path.parent != folder:
                 path.parent.rmdir()
-        around.write_card(folder, config, parameters, origin=f"Made of `{place.name}` by Blockformer.")
+        around.write_card(folder, config, parameters, origin=f"Made from `{place.name}` by Blockformer.")
 
     write_repo(CheckpointWeights(checkpoint, groups, [], place.files), dst, options, fill, report)

@@ -68,7 +68,9 @@ def batches(ids: torch.Tensor, task: Callable, count: int, seed: int) -> list[di
 def train(model, data, learning_rate: float):
     """AdamW with a cosine; the model comes back in evaluation mode."""
     optimizer = blockformer.adamw(model, learning_rate, 0.01, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, max(2, len(data)), pct_start=0.1)
+    steps = max(3, len(data))
+    warmup = max(0.1, 2 / steps)  # no shorter than a step, or OneCycleLR divides by zero
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, steps, pct_start=warmup)
     model.train()
     for batch in tqdm(data, "training", unit="step", leave=False):
         model(**batch).loss.backward()

@@ -63,6 +63,7 @@ AXES = st.fixed_dictionaries(
         "qk_norm": st.sampled_from([False, True, "rotated"]),
         "lm_head_bias": st.sampled_from([False, True, "fixed"]),
         "norm_type": st.sampled_from(CHOICES["norm_type"]),
+        "norm_weight": st.sampled_from(CHOICES["norm_weight"]),
         "norm_placement": st.sampled_from(CHOICES["norm_placement"]),
         "num_key_value_heads": st.sampled_from([1, 2, 4]),
         "hidden_act": st.sampled_from(["silu", "gelu", "relu"]),
@@ -105,7 +106,7 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
     elif position_type == "relative_bias":
         fields["relative_bias_per_layer"] = draw(st.booleans())
         fields["relative_attention_num_buckets"] = draw(st.sampled_from([4, 8, 32]))
-    if fields["norm_type"] == "layer_norm":
+    if fields["norm_type"] == "layer_norm" and fields["norm_weight"] != "none":
         fields["norm_bias"] = draw(st.booleans())
     if fields["norm_placement"] == "pre":
         fields["final_norm"] = draw(st.booleans())

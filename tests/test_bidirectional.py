@@ -62,7 +62,7 @@ def test_backends_and_fast_ways_agree(family):
 def test_it_keeps_no_cache_and_writes_no_text():
     model, given = make(head="ForCausalLM"), batch()
     assert model(**given, use_cache=True).past_key_values is None
-    with pytest.raises(ValueError, match=r"past_key_values needs causal layers; .*: give the whole text"):
+    with pytest.raises(ValueError, match=r"past_key_values needs causal layers; .*: pass the whole text"):
         model(**given, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="generate needs bidirectional=False"):
         model.generate(**given)

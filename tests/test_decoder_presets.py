@@ -5,6 +5,7 @@ What the numbers must be is the business of `conversion/test_decoder_families.py
 
 import copy
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,15 +13,13 @@ from packed_layers import pack_whatever_can_be, packed_of
 from pairs import assert_close, assert_gradients_close, left_padded
 from sizes import STRONG
 from torch import nn
-from transformers import DynamicCache
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine import onednn
-from blockformer.engine.beams import has_state, held_by
 from blockformer.engine.few_rows import MOST_ROWS, Rows
-from blockformer.engine.growing_cache import grow_in_place
-from blockformer.engine.step_functions import StepFunctions, in_buffers
+from blockformer.engine.graphs import Prompt, Steps, room_for
+from blockformer.engine.step_functions import StepFunctions
 from blockformer.engine.step_layers import StepLayers
 from blockformer.engine.step_parts import WRITTEN
 from blockformer.training import chunked_loss
@@ -117,17 +116,16 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name):
         return
     ids, mask = left_padded(3, LENGTH)
     ids = ids % 97
-    cache = grow_in_place(DynamicCache(config=model.config), and_windows=True)
+    cache = model.model.new_cache()
     model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
-    buffers = [held_by(layer) if has_state(layer) else layer.reserve(WRITTEN) for layer in cache.layers]
-    positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
-    kinds = [layer.layer_type for layer in model.model.layers]
-    slots = zip(kinds, [getattr(layer, "written", LENGTH - 1) for layer in cache.layers], strict=True)
-    windows = {"sliding_attention": model.config.sliding_window}
-    seen = {kind: in_buffers(mask.bool(), slot, windows.get(kind)) for kind, slot in slots}
-    copied = StepLayers(Rows(MOST_ROWS, varies=True), model.dtype, {})
-    logits = StepFunctions(model, copied=copied).logits(ids[:, -1:], positions, seen, buffers)
-    assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])
+    functions = StepFunctions(model, copied=StepLayers(Rows(MOST_ROWS, varies=True), model.dtype, {}))
+    parts = SimpleNamespace(windows=functions.windows, cut=functions.cut, logits=functions.logits, beams=1)
+    prompt = Prompt(cache, mask[:, :-1].bool(), (mask.sum(-1, keepdim=True) - 1).clamp(min=0))
+    steps = Steps(parts, prompt, room_for(LENGTH + WRITTEN), 97)
+    steps.begin(prompt, ids[:, :-1], [], 0)
+    steps.ids.copy_(ids[:, -1:])
+    steps.advance(LENGTH, greedy=False)
+    assert_close(steps.logits, model(ids, attention_mask=mask).logits[:, -1:])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -185,7 +183,10 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"norm_weight": "none"}, "needs norm_type='layer_norm' and norm_bias=False"),
+        (
+            {"norm_weight": "none", "norm_type": "layer_norm", "norm_bias": True},
+            "norm_weight='none' needs norm_bias=False",
+        ),
         ({"norm_weight": "fancy"}, "norm_weight must be one of"),
         ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping must be a positive number"),
         ({"attn_logit_softcapping": 9.0, "position_type": "alibi"}, "softcapping needs a decoder-only model"),

@@ -244,7 +244,7 @@ def test_a_static_cache_of_another_batch_or_with_another_mask_is_refused():
     with pytest.raises(ValueError, match="past_key_values holds 2 rows, the input has 1"):
         ours(token_ids(1, 1), past_key_values=cache)
     for length in (1, 7, 9):
-        with pytest.raises(ValueError, match=rf"covers {length} tokens, there are 5 \(4 of them cached\)"):
+        with pytest.raises(ValueError, match=rf"covers {length} tokens, but there are 5 \(4 of them cached\)"):
             ours(token_ids(2, 1), attention_mask=ones(2, length), past_key_values=cache)
     ours(token_ids(2, 1), attention_mask=ones(2, 5), past_key_values=cache)
     ours(token_ids(2, 1), attention_mask=ones(2, 8), past_key_values=cache)
@@ -257,7 +257,7 @@ def test_a_source_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="past_key_values holds 2 rows, the input has 4"):
         ours(encoder_outputs=source, decoder_input_ids=token_ids(4, 1), past_key_values=first.past_key_values)
     for arguments, message in (
-        ({"decoder_input_ids": token_ids(3, 2)}, "has 2 rows of 5 states, the input has 3 rows"),
+        ({"decoder_input_ids": token_ids(3, 2)}, "has 2 rows of 5 states, but the input has 3 rows"),
         ({"decoder_input_ids": ids, "attention_mask": ones(2, 6)}, r"must be \[2, 5\], not \[2, 6\]"),
         ({"decoder_input_ids": ids, "attention_mask": 2 * ones(2, 5)}, "holds 1 for a token and 0 for padding"),
     ):

@@ -135,7 +135,7 @@ def test_a_line_without_end_is_cut_between_characters(example):
 FAULTS = {
     "missing": (None, "no such file or folder"),
     "empty": (b"", "only 0 bytes of text"),
-    "short": (b"a few words", "only 11 bytes of text: give at least 20,000"),
+    "short": (b"a few words", "only 11 bytes of text: use at least 20,000"),
     "binary": (b"\x7fELF\0" * 9000, "a binary file, not plain text"),
     "latin": (b"caf\xe9 " * 9000, "not UTF-8 (byte 3); convert it"),
     "wide": ("text".encode("utf-16"), "UTF-16 text; save it as UTF-8"),

@@ -107,7 +107,7 @@ def test_rows_without_a_padding_token_end_where_the_mask_says(pairs_of):
         theirs(**batch)
     alone = [ours(batch["input_ids"][:1]).logits, ours(batch["input_ids"][1:, :3]).logits]
     assert_close(ours(**batch).logits, torch.cat(alone))
-    with pytest.raises(ValueError, match="give attention_mask or set pad_token_id"):
+    with pytest.raises(ValueError, match="pass attention_mask or set pad_token_id"):
         ours(batch["input_ids"])
 
 

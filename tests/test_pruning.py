@@ -166,10 +166,10 @@ def test_a_classifier_keeps_its_labels_and_is_not_changed():
     ("name", "changes", "heads", "message"),
     [
         ("gpt2", {}, {0: [4]}, "pruned_heads must be some of 4 heads"),
-        ("gpt2", {}, {3: [0]}, "for some of 3 layers, not \\[0\\] for layer 3"),
+        ("gpt2", {}, {3: [0]}, "for each of some of 3 layers, .*, not \\[0\\] for layer 3"),
         ("gpt2", {}, {0: [0, 1, 2, 3]}, "pruned_heads must be some of 4 heads"),
         ("gpt2", {}, {0: [-1]}, "pruned_heads must be some of 4 heads"),
-        ("qwen3", {}, {0: [1, 2]}, "those that share a key together"),
+        ("qwen3", {}, {0: [1, 2]}, "with all heads that share a key"),
         ("qwen3", {"qk_norm": "projection"}, HEADS, "not supported with qk_norm='projection'"),
     ],
 )

@@ -174,14 +174,14 @@ def test_settings_that_say_nothing_with_a_block_are_refused(settings, message):
 
 def test_models_in_which_a_block_could_do_nothing_are_refused():
     register_all()
-    with pytest.raises(ValueError, match=r"with num_hidden_groups=1 some layers have the same: leave num_hidden_group"):
+    with pytest.raises(ValueError, match=r"with num_hidden_groups=1 some layers share one: leave num_hidden_group"):
         blockformer.preset("albert", **SIZES, attention_type="value_residual")
     assert blockformer.preset("albert", **SIZES, attention_type="value_residual", num_hidden_groups=2).blocks
     assert blockformer.preset("albert", **SIZES, attention_type="gated_attention").num_hidden_groups == 1
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     latent = {**SIZES, "kv_lora_rank": 8, "head_dim": 16}
     assert blockformer.BlockformerDecoderConfig(**latent, rope_parameters=rope).kv_lora_rank == 8
-    with pytest.raises(ValueError, match=r"'p_rope'.* which part of each head turns, .*=8: set position_type='rotary'"):
+    with pytest.raises(ValueError, match=r"'p_rope'.* which part of each head rotates, .*=8: set position_type="):
         blockformer.BlockformerDecoderConfig(**latent, position_type="p_rope")
 
 
@@ -355,9 +355,9 @@ def test_a_text_longer_than_a_table_from_outside(tmp_path):
     blockformer.register(path)
     model = model_of(position_type="my_table")
     assert model(torch.full((1, 12), 5)).logits.shape == (1, 12, 97)
-    with pytest.raises(ValueError, match=r"position_type='my_table' looks outside its table .*: shorten the text"):
+    with pytest.raises(ValueError, match=r"position_type='my_table' reads outside its table .*: shorten the text"):
         model(torch.full((1, 13), 5))
-    with pytest.raises(ValueError, match="looks outside its table"):
+    with pytest.raises(ValueError, match="reads outside its table"):
         model.generate(torch.full((1, 10), 5), max_new_tokens=5, eos_token_id=None)
 
 

@@ -200,7 +200,7 @@ def test_the_command_line(tmp_path, capsys, tiny_tokenizer):
     assert code == 0, told.err
     assert "needs training" in told.out
     card = (tmp_path / "repo/README.md").read_text()
-    assert "Blockformer made an encoder of it and kept its layers 0, 2, 3 and replaced" in card
+    assert "Blockformer turned it into an encoder and took only its layers 0, 2, 3 and averaged" in card
     made = blockformer.BlockformerEncoderForMaskedLM.from_pretrained(tmp_path / "repo")
     wanted = reshape(from_official(tmp_path / "official"), topology="encoder", layers=[0, 2, 3], kv_heads=2)
     assert torch.equal(logits(made), logits(wanted))

@@ -264,7 +264,7 @@ class ArticleFamily(Family):
             settings=ArticleSettings(article=article),
             structure=structure,
             fresh=fresh,
-            oracle=Oracle(not_runnable=lambda family, config: f"there is none, {model} is the code of an article"),
+            oracle=Oracle(not_runnable=lambda family, config: f"{model} is an article's own code, which is never run"),
             extra_code=extra_code,
         )
 

@@ -11,7 +11,7 @@ def sinusoid(length: int, width: int) -> Check:
 
     def check(table: Tensor) -> str | None:
         if tuple(table.shape) not in ((length, width), (1, length, width)):
-            return f"is {list(table.shape)}, by the config it is [1, {length}, {width}]"
+            return f"is {list(table.shape)}, but by the config it must be [1, {length}, {width}]"
         even = torch.arange(0, width, 2, dtype=torch.float64)
         angles = torch.arange(length)[:, None] * 10000.0 ** (-even / width)
         exact = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
@@ -28,7 +28,7 @@ def causal(length: int) -> Check:
 
     def check(mask: Tensor) -> str | None:
         if tuple(mask.shape) not in [(1,) * more + (length, length) for more in range(3)]:
-            return f"is {list(mask.shape)}, by the config it is [{length}, {length}]"
+            return f"is {list(mask.shape)}, but by the config it must be [{length}, {length}]"
         mask = mask.reshape(length, length)
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         forms = [later.to(mask.dtype), (~later).to(mask.dtype)]

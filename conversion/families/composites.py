@@ -115,7 +115,7 @@ def text_of(entries: Mapping[str, Any]) -> Text | None:
     inner = entries.get("text_config")
     if any(entries.get(name) or (isinstance(inner, Mapping) and inner.get(name)) for name in FIELDS):
         raise ConversionError(
-            f"config.json: weights of few bits are not read in a checkpoint of {model_type!r}; take the one with "
+            f"config.json: low-bit weights are not read in a checkpoint of {model_type!r}; use the one with "
             "plain weights, or make them with dequantize() of transformers"
         )
     whole = _whole(record, entries)

@@ -22,7 +22,7 @@ from ..storage.low_bits import FIELD
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, Rope, Value, Window
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
-from .further import FURTHER, FurtherLayers
+from .further import FURTHER, PROJECTIONS, FurtherLayers
 from .head import VALUE_HEAD, Head
 from .names import Names
 from .refused import UNSUPPORTED
@@ -170,7 +170,7 @@ class DecoderNames(Names[Head]):
         """Whether a checkpoint holds layers that predict further, of plain weights."""
         if self.further is None or not self.head_name(head) or FIELD in official:
             return frozenset()
-        if not any(name.endswith((".eh_proj.weight", "mtp.fc.weight")) for name in names):
+        if not any(name.endswith(PROJECTIONS) for name in names):
             return frozenset()
         config = self.settings.official_config(official)
         return frozenset([FURTHER] if self.further.count(config, head.root, names) else [])

@@ -1,4 +1,8 @@
-"""ERNIE 4.5 with experts (Baidu, 2025): a softmax's scores with a term in the choice, experts for every token."""
+"""ERNIE 4.5 with experts (Baidu, 2025): a softmax's scores with a term in the choice, experts for every token.
+
+Checkpoints hold a layer that predicts one token more. Here it reads the states after the final norm, as in Baidu's
+server FastDeploy; in the training code of Baidu's ERNIE repo it reads those before.
+"""
 
 import itertools
 from typing import Any
@@ -9,6 +13,7 @@ from .base import Family
 from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import rotary
+from .further import LIKE_ERNIE
 from .shared import ALL_BIASES, LLAMA
 from .with_experts import FINE, SHARED_EXPERTS, ExpertNames, shared_experts
 
@@ -42,6 +47,7 @@ FAMILY = Family(
         published=OneByOne(statics="moe_statics.e_score_correction_bias"),
         bias_of_choice="gate.moe_statics.e_score_correction_bias",
         pairs=True,
+        further=LIKE_ERNIE,
     ),
     settings=DecoderSettings(
         fields={
@@ -50,6 +56,7 @@ FAMILY = Family(
             "use_bias": (*ALL_BIASES, "lm_head_bias"),
         },
         unsupported={"moe_norm_min": (None, 1e-12)},
-        computed=(shared_experts("moe_num_shared_experts"), Computed(_read_layers, _write_layers)),
+        computed=(shared_experts("moe_num_shared_experts"), Computed(_read_layers, _write_layers), LIKE_ERNIE),
+        extra_fields=["num_nextn_predict_layers"],
     ),
 )

@@ -22,8 +22,8 @@ def read_architecture(official):
     config = official.config
     if config.alibi:
         raise ConversionError(
-            "config.json: alibi is true, which Falcon rounds to bfloat16 and ours does not; of this family only models "
-            "with rotary positions can be converted, so run this one with transformers"
+            "config.json: alibi is true, which Falcon rounds to bfloat16 and Blockformer does not; only models of this "
+            "family with rotary positions can be converted, so run this one with transformers"
         )
     new, parallel = config.new_decoder_architecture, config.parallel_attn
     norms = config.num_ln_in_parallel_attn

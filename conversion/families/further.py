@@ -17,6 +17,8 @@ FURTHER = "further layers"
 """A trait: the checkpoint holds these layers whole."""
 FIELD = "num_nextn_predict_layers"
 """Our field of how many there are."""
+PROJECTIONS = (".eh_proj.weight", "mtp.fc.weight", "mtp_linear_proj.0.weight")
+"""How the name ends that shows the first of them."""
 
 
 def _moved(names: str | tuple[str, ...], before: str, after: str) -> str | tuple[str, ...]:
@@ -33,27 +35,32 @@ class FurtherLayers:
         modules: the official names of the other modules -> ours.
         entry: the official entry of how many there are, if any.
         most: how many there may be in this form.
+        like: which of the model's layers they are like, "first" or "last".
+        final_norm: our field of the same name.
     """
 
     layer: str
     modules: Mapping[str, str]
     entry: str | None = None
     most: int | None = None
+    like: str = "last"
+    final_norm: str = "own"
 
     def places(self, config: PretrainedConfig, count: int) -> list[str]:
         """What the names of each layer's tensors begin with, for a config of either layout."""
         return [self.layer.format(number=config.num_hidden_layers + k) for k in range(count)]
 
     def count(self, official: PretrainedConfig, root: str, names: Collection[str]) -> int:
-        """How many of them a checkpoint holds whole: with a tensor for each one that the model's last layer has."""
+        """How many of them a checkpoint holds whole: with a tensor for each one of the layer that they are like."""
         count = self.told(official)
-        last = f"{root}layers.{official.num_hidden_layers - 1}."
-        parts = {name.removeprefix(last) for name in names if name.startswith(last)}
+        like = f"{root}layers.{0 if self.like == 'first' else official.num_hidden_layers - 1}."
+        parts = {name.removeprefix(like) for name in names if name.startswith(like)}
         wanted = {place + part for place in self.places(official, count) for part in parts}
         numbers = range(official.num_hidden_layers, official.num_hidden_layers + count)
         wanted |= {f"{name.format(number=number)}.weight" for name in self.modules for number in numbers}
         beyond = self.places(official, count + 1)[-1] if self.most is None else f"{self.layer[:-2]}{self.most}."
-        has_more = any(name.startswith(beyond) for name in names)
+        biases = {f"{name.format(number=number)}.bias" for name in self.modules for number in numbers}
+        has_more = any(name.startswith(beyond) or name in biases for name in names)
         return count if count and parts and wanted <= {*names} and not has_more else 0
 
     def told(self, config: PretrainedConfig) -> int:
@@ -79,7 +86,9 @@ class FurtherLayers:
 
     def read(self, official) -> dict[str, Any]:
         """See `Value.read`."""
-        return {FIELD: self.told(official.config)} if FURTHER in official.variant.traits else {}
+        if FURTHER not in official.variant.traits:
+            return {}
+        return {FIELD: self.told(official.config), "nextn_layer": self.like, "nextn_final_norm": self.final_norm}
 
     def write(self, config: PretrainedConfig, head: Any) -> dict[str, Any]:
         """See `Value.write`."""
@@ -109,3 +118,16 @@ LIKE_QWEN = FurtherLayers("mtp.layers.0.", _QWEN, most=1)
 """As Qwen3-Next's hold the only one."""
 LIKE_QWEN_3_5 = FurtherLayers("mtp.layers.0.", _QWEN, "mtp_num_hidden_layers", most=1)
 """The same with an entry in the config."""
+LIKE_ERNIE = FurtherLayers(
+    "model.mtp_block.0.",
+    {
+        "model.mtp_emb_norm.0": "embedding_norm",
+        "model.mtp_hidden_norm.0": "state_norm",
+        "model.mtp_linear_proj.0": "projection",
+    },
+    entry="num_nextn_predict_layers",
+    most=1,
+    like="first",
+    final_norm="shared",
+)
+"""As ERNIE 4.5's hold the only one, which is as dense as the first layer and whose states go through the final norm."""

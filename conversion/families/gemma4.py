@@ -104,8 +104,8 @@ def _read_inputs(official):
     size, rows = config.hidden_size_per_layer_input, config.vocab_size_per_layer_input
     if size and rows != config.vocab_size:
         raise ConversionError(
-            f"config.json: vocab_size_per_layer_input is {shown(rows)} and vocab_size {config.vocab_size}; ours has "
-            "one vocabulary for both tables, so run this model with transformers"
+            f"config.json: vocab_size_per_layer_input is {shown(rows)} and vocab_size {config.vocab_size}; Blockformer "
+            "has one vocabulary for both tables, so run this model with transformers"
         )
     return {"hidden_size_per_layer_input": size or None}
 

@@ -24,8 +24,8 @@ class RopeByLayer(Rope):
         for kind, theta in zip(official.config.layer_types, thetas, strict=True):
             if theta and by_type.setdefault(kind, theta) != theta:
                 raise ConversionError(
-                    f"config.json: layer_rope_theta is {shown(thetas)}; ours has one theta for all layers of a type "
-                    f"({kind}), so run this model with transformers"
+                    f"config.json: layer_rope_theta is {shown(thetas)}; Blockformer has one theta for all layers "
+                    f"of a type ({kind}), so run this model with transformers"
                 )
         if len(set(by_type.values())) > 1:
             rope = {kind: {**rope, "rope_theta": theta} for kind, theta in sorted(by_type.items())}

@@ -18,7 +18,7 @@ NAMES: tuple[str, ...] = (
     *("ministral", "ministral3", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4"),
     *("cohere", "cohere2"),
     *("starcoder2", "nemotron", "jais2", "stablelm", "ernie4_5", "hyperclovax", "internlm3", "iquestcoder"),
-    *("granite_swa", "hunyuan_v1_dense", "apertus"),
+    *("granite_swa", "hunyuan_v1_dense", "apertus", "nanochat"),
     "gpt2",
     *("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode", "gpt_neo"),
     *("biogpt", "xglm"),
@@ -61,8 +61,12 @@ _BOTH_AT_ONCE = (
     "each of its layers adds attention and a state space that read the same states, each with factors of its own; a "
     "layer here has one of the two, so run the model with transformers"
 )
+_ONE_FOR_BOTH = (
+    "each layer of its decoder reads the tokens before and the encoder's states in one attention; here each has an "
+    "attention of its own, so run the model with transformers"
+)
 OUT_OF_REACH = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), _PER_LAYER)
-OUT_OF_REACH |= {"falcon_h1": _BOTH_AT_ONCE}
+OUT_OF_REACH |= {"falcon_h1": _BOTH_AT_ONCE, "t5gemma2": _ONE_FOR_BOTH}
 """`model_type` of models that people ask for -> the parts that ours lack."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""

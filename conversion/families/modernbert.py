@@ -83,7 +83,7 @@ def _check_activation(official):
     if act != other:
         raise ConversionError(
             f"config.json: classifier_activation is {shown(other)} and hidden_activation is {shown(act)}: "
-            "ours has one for both; make them equal"
+            "Blockformer has one for both; make them equal"
         )
     return {}
 

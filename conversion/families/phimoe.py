@@ -58,7 +58,7 @@ class PhimoeNames(ExpertNames):
 
     def notes(self, variant):
         """See `Names.notes`."""
-        return ["in training the official router draws experts at random; ours takes the experts of evaluation"]
+        return ["in training, the official router draws experts at random; this one takes those of evaluation"]
 
 
 FAMILY = Family(

@@ -21,24 +21,24 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 MASKS = ("is_causal", "sliding_window", "attention_chunk_size")
 """Official settings that the masks and caches of transformers follow in every class, also in one that lacks them."""
 _NO_WINDOW = "this family has no windows, but the official cache would forget what lies before one; set it to null"
-_NOT_FOLLOWED = "the official class computes as if it were not there, so run this model with its own code"
+_NOT_FOLLOWED = "the official class ignores it, so run this model with its own code"
 BOTH_WAYS = "use_bidirectional_attention"
 """An official setting that only some classes read."""
 REMEDIES = {
     "is_encoder_decoder": "generate follows it; it must be true for an encoder-decoder and false for other models",
-    "is_causal": "the official class then looks the other way; remove it if the model was not trained like that",
+    "is_causal": "the official class then uses another mask; remove it if the model was not trained like that",
     "sliding_window": _NO_WINDOW,
     "attention_chunk_size": _NO_WINDOW,
     **dict.fromkeys(("no_bias", "logit_scale", "expansion_ratio"), _NOT_FOLLOWED),
     **dict.fromkeys(FIELDS, REMEDY),
-    BOTH_WAYS: "ours looks back only in this family, so run this model with transformers or "
-    "sentence-transformers; set it to false only for a model that was trained so",
+    BOTH_WAYS: "here, tokens of this family only look back, so run this model with transformers or "
+    "sentence-transformers; set it to false only for a model that was trained that way",
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }
 """Official setting -> why it cannot be converted and what to do, where its name does not say that."""
 _BY_ITS_OWN_CODE = (
-    "the official class does not follow it, only code of the source's own; for a model that was trained to look both "
-    "ways write is_causal: false in its place"
+    "the official class ignores it, and only the source's own code uses it; for a model that was trained to look both "
+    "ways, write is_causal: false instead"
 )
 
 

@@ -68,8 +68,8 @@ def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
             )
     if scaling.get("mixed_b") is not None:
         raise ConversionError(
-            f"config.json: rope_scaling has mixed_b {shown(scaling['mixed_b'])}, which ours does not have: only 'ntk' "
-            "without it can be converted"
+            f"config.json: rope_scaling has mixed_b {shown(scaling['mixed_b'])}, which Blockformer does not "
+            "have: only 'ntk' without it can be converted"
         )
     return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 * heads / width)}
 

@@ -221,7 +221,7 @@ class Settings:
                     value = float(value) if type(value) is int else value or 0.0
                 if settings.setdefault(name, value) != value and name not in DROPOUTS:
                     values = f"{origin[name]} is {settings[name]} and {theirs} is {value}"
-                    lines.append(f"{values}: ours has one {name} for both, so run this model with transformers")
+                    lines.append(f"{values}: Blockformer has one {name} for both, so run this model with transformers")
                 origin.setdefault(name, theirs)
         return settings, lines
 

@@ -34,7 +34,7 @@ class Window(Value):
         if slides and window is None:
             raise ConversionError(
                 "config.json: layer_types names sliding_attention, but sliding_window is null or use_sliding_window "
-                "is false; mend one of them"
+                "is false; change one of them"
             )
         return {"sliding_window": window if slides else None, "layer_types": list(types)}
 

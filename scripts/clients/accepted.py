@@ -84,8 +84,8 @@ TOOLS = (
     Accepted("mergekit", "slerp", ("gpt2",), FUSED, bound=0.03),
     Accepted("mergekit", "ties", ("gpt2",), FUSED, bound=0.25),
 )  # fmt: skip
-ONE_CLASS = "ours: one class has layers with and without experts, and these tests take it for one with"
-TURNED = "ours: rotary tables are laid out for one product less"
+ONE_CLASS = "ours: one class has layers with and without experts, and these tests assume that it has them"
+TURNED = "ours: rotary tables are laid out to save a negation in each layer"
 ONE_FIELD = "ours: `sliding_window` is None where there is none; there is no second field that says so"
 NO_INPUTS_EMBEDS = "transformers: the official classifiers of T5 and BART refuse inputs_embeds"
 PARTS_BESIDE = "transformers: the official T5 keeps its parts next to the head"

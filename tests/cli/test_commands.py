@@ -118,10 +118,7 @@ def test_a_weight_file_is_converted_with_its_settings(capsys, tmp_path):
     call(*arguments, "--config", tmp_path / "settings.json", status=3)  # converted, with nothing to compare it with
     out = capsys.readouterr().out
     assert f"{tmp_path / 'weights.pt'} -> {tmp_path / 'dst'}: a self-contained repo" in out
-    assert (
-        "note: not verified: not compared with the official model: there is none, MyGPTModel is the code of an article"
-        in out
-    )
+    assert "note: not verified: not compared with the official model: MyGPTModel is an article's own code" in out
     model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "dst")
     assert torch.equal(model.lm_head.weight, module.out_head.weight)
 
@@ -263,7 +260,7 @@ def test_inspect_takes_folders_config_files_presets_and_both_layouts(capsys, tmp
     call("inspect", "mistral")
     out = capsys.readouterr().out
     assert out.startswith("preset mistral: ")
-    assert "8 of 8 layers keep the last 4,096 tokens only" in out
+    assert "8 of 8 layers keep only the last 4,096 tokens" in out
     call("inspect", "qwen9", status=1)
 
 

@@ -58,7 +58,7 @@ def test_help_and_wrong_arguments_come_before_torch(tmp_path):
         (["export", model, there], 1, "already exists"),
         (["inspect", f"{model}/nowhere/config.json"], 1, "no such file"),
         (["demo", "--output", model], 1, "holds files that the demo did not make"),
-        (["lab", f"{model}/nowhere.yaml"], 1, "there is no file"),
+        (["lab", f"{model}/nowhere.yaml"], 1, "no such file"),
         (["lab", f"{model}/config.json", "--shard", "4/3"], 2, "--shard must be like 3/8"),
     ]
     command = [sys.executable, "-c", EACH, json.dumps([arguments for arguments, _, _ in cases])]

@@ -166,6 +166,6 @@ def test_a_full_context_forgets_the_first_messages_and_the_chat_goes_on(official
     code, told = run(capsys, "chat", folder, "--greedy", "--max-new-tokens", 4, "--system", "be short")
     assert code == 0, told.err
     words = " ".join(told.err.split())
-    assert "the context is full: the first 2 messages are forgotten" in words
-    assert "too long: the model reads 96 tokens, fewer than this line has" in words
+    assert "the context is full: the first 2 messages were dropped" in words
+    assert "too long: the model reads 96 tokens, and this line has more" in words
     assert told.out.count("\n") >= 9

@@ -403,7 +403,7 @@ REFUSED = {
         {"text_config": {**WHOLE["gemma3"]["text_config"], "model_type": "llama"}},
         "text_config is of 'llama'",
     ),
-    "few bits": ({"quantization_config": {"quant_method": "awq"}}, "weights of few bits are not read"),
+    "few bits": ({"quantization_config": {"quant_method": "awq"}}, "low-bit weights are not read"),
     "bad settings": ({"vision_config": 3}, "Gemma3Config refuses it"),
 }
 
@@ -438,7 +438,7 @@ def test_keys_of_layers_that_share_them_are_kept_for_the_way_back(tmp_path):
 STRANGE = {
     "experts": ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}, "enable_moe_block is .True"),
     "both ways": ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
-    "another vocabulary": ({"vocab_size_per_layer_input": 100}, "is .100. and vocab_size 131; ours has one vocabulary"),
+    "another vocabulary": ({"vocab_size_per_layer_input": 100}, "is .100. and vocab_size 131; Blockformer"),
     "other layers": ({"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 16}}}, "different heads"),
     "other networks": ({"per_layer_config": {"1": {"intermediate_size": 64}}}, "per_layer_config is"),
     "no keys": ({"num_kv_shared_layers": 3}, "layers? of 'full_attention' that makes keys|layer types producing"),
@@ -490,16 +490,16 @@ def test_another_checkpoint_is_refused_for_a_text(made, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(made / "src", other)
     (other / "config.json").write_text((other / "config.json").read_text() + "\n")
-    refused(made, "not the checkpoint that .* was made of, since its config.json differs", src=other)
+    refused(made, "not the checkpoint that .* was made from: its config.json differs", src=other)
     torch.manual_seed(5)
     shutil.rmtree(other)
     model = whole_folder(other, "gemma3")
     with torch.no_grad():
         next(each for name, each in model.named_parameters() if "vision" in name).add_(1)
     model.save_pretrained(other, max_shard_size="60KB")
-    refused(made, "since its other tensors differ", src=other)
+    refused(made, "was made from: its other tensors differ", src=other)
     whole_folder(tmp_path / "qwen", "qwen3_vl")
-    refused(made, "a checkpoint of 'qwen3_vl', and the text of .* is from one of 'gemma3'", src=tmp_path / "qwen")
+    refused(made, "a checkpoint of 'qwen3_vl', but the text in .* came from one of 'gemma3'", src=tmp_path / "qwen")
     blockformer.export_model(blockformer.from_official(made / "dst"), tmp_path / "fresh")
     refused(made, "was not made from a checkpoint with other towers", dst=tmp_path / "fresh")
     refused(made, "has no towers next to a text model", src=made / "dst")
@@ -535,7 +535,7 @@ def test_copies_of_the_weights_are_named(made, tmp_path):
     (src / ".cache").mkdir()
     (src / ".cache" / "x").write_text("x")
     report = convert(made / "dst", tmp_path / "out", to_official=True, into=src, verify=False)
-    assert "copied as they are, with the old text: 'consolidated.safetensors'" in report.notes
+    assert "copied as they are, with the old text model: 'consolidated.safetensors'" in report.notes
     assert "not copied: '.cache/'" in report.notes
     assert (tmp_path / "out" / "consolidated.safetensors").read_bytes() == b"old"
 

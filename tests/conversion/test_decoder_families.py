@@ -372,6 +372,9 @@ ROWS = [
     Row("iquestcoder", {"head_dim": 16, "attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
     Row("ernie4_5"),
     Row("ernie4_5", {"use_bias": True, "head_dim": 16, **UNTIED}, shards=True),
+    Row("nanochat"),
+    Row("nanochat", {"attention_bias": True, "num_key_value_heads": 4, **TIED}, shards=True),
+    Row("nanochat", {"rope_parameters": YARN, "final_logit_softcapping": None, "hidden_act": "gelu"}),
     Row("persimmon"),
     Row("persimmon", {"qk_layernorm": False, **TIED}, shards=True),
     Row("persimmon", {"partial_rotary_factor": 1.0, "hidden_act": "gelu"}),
@@ -574,6 +577,7 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
 @pytest.mark.parametrize(
     ("family", "entries", "message"),
     [
+        ("t5gemma2", {}, "'t5gemma2' is not supported: each layer of its decoder reads the tokens before and the"),
         ("falcon_h1", {}, "'falcon_h1' is not supported: each of its layers adds attention and a state space"),
         ("nemotron_h", {"hybrid_override_pattern": "ME-*"}, r"the layers are ME-\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network or exp"),

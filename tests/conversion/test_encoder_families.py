@@ -253,7 +253,7 @@ def test_gte_with_a_head_beyond_its_first_architecture(tmp_path, named):
         ({"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
         ({"pack_qkv": False}, "pack_qkv is 'False'"),
         ({"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
-        ({"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b '0.6', which ours does not have"),
+        ({"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b '0.6', which Blockformer does not"),
         ({"rope_scaling": {"type": "ntk"}}, "factor must be a positive number, not 'None'"),
         ({"architectures": ["NewForMultipleChoice"]}, "NewForMultipleChoice.*there are GteModel"),
         ({"architectures": ["NewForMaskedLM", "NewForTokenClassification"]}, "architectures is .* cannot be converted"),

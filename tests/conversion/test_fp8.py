@@ -118,5 +118,5 @@ def test_what_does_not_fit_together_is_named(tmp_path):
         convert(src, tmp_path / "dst")
     model_of(Row("qwen3"), OFFICIAL_DECODER).save_pretrained(tmp_path / "plain")
     edit_config(tmp_path / "plain", quantization_config=told)
-    with pytest.raises(ConversionError, match="by 'fp8', and all weights are plain"):
+    with pytest.raises(ConversionError, match="by 'fp8', but all weights are plain"):
         convert(tmp_path / "plain", tmp_path / "dst")

@@ -27,25 +27,32 @@ pytestmark = [
 ]
 STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 STATES |= {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
+STATES["initializer_range"] = 0.1  # with larger weights 1e-5 of the logits is rounding on some processors
 STATES["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SIZES = {
     "deepseek_v3": {**FURTHER_SIZES["deepseek_v3"], "num_nextn_predict_layers": 2},
     "glm4_moe": {**FURTHER_SIZES["glm4_moe"], "num_nextn_predict_layers": 1, "first_k_dense_replace": 1},
+    "ernie4_5_moe": {**FURTHER_SIZES["ernie4_5_moe"], "num_nextn_predict_layers": 1},
     "qwen3_next": {**STATES, **EXPERTS, "shared_expert_intermediate_size": 24},
     "qwen3_5_text": STATES,
 }
-LIKE_DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "post_norm": "shared_head.norm"}
-LIKE_QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm"}
+PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
+BEYOND = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+LIKE_DEEPSEEK = ("model.layers.{}.", *(f"model.layers.{{}}.{name}" for name in BEYOND))
+LIKE_QWEN = ("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+LIKE_ERNIE = ("model.mtp_block.0.", *(f"model.mtp_{name}.0" for name in ("emb_norm", "hidden_norm", "linear_proj")))
+LAYOUTS = dict.fromkeys(("deepseek_v3", "glm4_moe"), LIKE_DEEPSEEK) | {"ernie4_5_moe": LIKE_ERNIE}
+"""Family -> what the names of the layer's tensors begin with, and of `PARTS`; of others they are `LIKE_QWEN`."""
 
 
-def published(layer, first, outer, names):
+def published(layer, first, *others):
     """The tensors of a layer of the library's, as released checkpoints name them."""
-    tensors = {}
+    tensors, names = {}, dict(zip(PARTS, others, strict=False))
     for name, tensor in layer.state_dict().items():
         part, _, rest = name.partition(".")
         if part != "mtp_block":
-            tensors[f"{outer}{names[part]}.{rest}"] = tensor
+            tensors[f"{names[part]}.{rest}"] = tensor
         elif "mlp.experts." in rest:
             parts = ("gate_proj", "up_proj") if "gate_up" in rest else ("down_proj",)
             for number, expert in enumerate(tensor):
@@ -67,14 +74,15 @@ def folder_with_whole_layers(folder, family):
     one.num_hidden_layers, one.layer_types, one.first_k_dense_replace = 1, ["full_attention"], 0
     kinds = type(model.model.layers[-1]), type(model.model.norm)
     count, tensors = SIZES[family].get("num_nextn_predict_layers", 1), {}
-    layers = [modeling_layers.MtpLayer(one, *kinds, 0).eval() for _ in range(count)]
+    layout = LAYOUTS.get(family, LIKE_QWEN)
+    shared = {} if len(layout) > len(PARTS) else {"use_post_norm": False}
+    layers = [modeling_layers.MtpLayer(one, *kinds, 0, **shared).eval() for _ in range(count)]
     for number, layer in enumerate(layers):
         for name, weight in layer.named_parameters():
             torch.nn.init.normal_(weight, 1.0 if "norm" in name and "deep" in family else 0.0, 0.4)
-        first = f"model.layers.{config.num_hidden_layers + number}."
-        places = (first, first, LIKE_DEEPSEEK) if family in FURTHER_SIZES else ("mtp.layers.0.", "mtp.", LIKE_QWEN)
-        tensors |= published(layer, *places)
-        if family in FURTHER_SIZES:  # the released ones repeat these
+        first, *others = (name.format(config.num_hidden_layers + number) for name in layout)
+        tensors |= published(layer, first, *others)
+        if layout is LIKE_DEEPSEEK:  # the released ones repeat these
             tensors |= {f"{first}embed_tokens.weight": model.model.embed_tokens.weight}
             tensors |= {f"{first}shared_head.head.weight": model.lm_head.weight}
     model.save_pretrained(folder)
@@ -89,9 +97,12 @@ def states_of_theirs(model, layers, ids):
     for number, layer in enumerate(layers, 1):
         vectors, states = model.model.embed_tokens(ids[:, number:]), states[:, :-1]
         places = torch.arange(vectors.shape[1])[None] + number
-        rotations = model.model.rotary_emb(vectors, places.expand(3, 1, -1) if "5" in type(model).__name__ else places)
+        rotations = model.model.rotary_emb(
+            vectors, places.expand(3, 1, -1) if "Qwen3_5" in type(model).__name__ else places
+        )
         mask = torch.full((vectors.shape[1],) * 2, -torch.inf).triu(1)[None, None]
         states = layer(vectors, states, rotations, mask, places, DynamicCache())
+        states = model.model.norm(states) if layer.post_norm is None else states
         found.append(states)
     return found
 
@@ -99,8 +110,9 @@ def states_of_theirs(model, layers, ids):
 @torch.no_grad()
 def states_of_ours(model, ids):
     states, found = model.model(ids).last_hidden_state, []
+    shared = model.model.norm if model.config.nextn_final_norm == "shared" else None
     for number, layer in enumerate(model.mtp, 1):
-        states = layer(states[:, :-1], model.get_input_embeddings()(ids[:, number:]))
+        states = layer(states[:, :-1], model.get_input_embeddings()(ids[:, number:]), shared)
         found.append(states)
     return found
 
@@ -120,13 +132,14 @@ def test_whole_layers_become_modules_and_come_back(tmp_path, family):
     assert not any("not written" in note for note in back.notes)
     loaded = from_official(tmp_path / "src")
     assert_close(states_of_ours(loaded, ids), states_of_theirs(theirs, layers, ids))
-    if family in FURTHER_SIZES:
+    if LAYOUTS.get(family) is LIKE_DEEPSEEK:
         assert any("2 more tensors" in n or "4 more tensors" in n for n in report.notes)
+    if family in LAYOUTS:  # in the others, layers have a state
         plain = ours.generate(ids, max_new_tokens=20, do_sample=False)
         assert torch.equal(ours.generate(ids, max_new_tokens=20, do_sample=False, use_mtp=True), plain)
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text", "ernie4_5_moe"])
 def test_trained_layers_are_written_and_so_are_new_ones(tmp_path, family):
     folder_with_whole_layers(tmp_path / "src", family)
     convert(tmp_path / "src", tmp_path / "repo", verify=False)
@@ -140,10 +153,14 @@ def test_trained_layers_are_written_and_so_are_new_ones(tmp_path, family):
     assert all(torch.equal(weights[name], weight) for name, weight in ours.state_dict().items())
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_5_text", "ernie4_5_moe"])
 def test_layers_with_a_part_missing_are_kept_beside_the_model(tmp_path, family):
     folder_with_whole_layers(tmp_path / "src", family)
-    names = [name for name in stored(tmp_path / "src") if name.endswith(("hnorm.weight", "norm_hidden.weight"))]
+    names = [
+        name
+        for name in stored(tmp_path / "src")
+        if name.endswith(("hnorm.weight", "norm_hidden.weight", "hidden_norm.0.weight"))
+    ]
     edit_tensors(tmp_path / "src", **{names[0]: None})
     report = convert(tmp_path / "src", tmp_path / "repo", verify=False)
     assert any("not part of the model" in note and "kept for the way back" in note for note in report.notes)

@@ -331,7 +331,7 @@ def test_fields_of_the_config_are_set_on_it(many, tmp_path):
         ({"rope_scaling": {"factor": 2.0}}, "called 'rope_parameters' here"),
         ({"temperature": 0.5}, "generation_config=GenerationConfig"),
         ({"use_cache": "no"}, "use_cache must be true or false"),
-        ({"hidden_size": 64}, "with hidden_size as given"),
+        ({"hidden_size": 64}, "with your hidden_size"),
         ({"variant": "../x"}, "variant must be a part"),
         ({"subfolder": "../x"}, "subfolder must be a folder inside"),
         ({"subfolder": "/x"}, "subfolder must be a folder inside"),
@@ -348,7 +348,7 @@ def test_what_cannot_be_followed_is_refused_by_name(many, given, named):
 
 def test_a_head_for_other_labels_is_drawn_as_by_transformers(tmp_path):
     official_folder(tmp_path / "source", "llama", "LlamaForSequenceClassification", num_labels=3, pad_token_id=0)
-    with pytest.raises(ConversionError, match=r"with num_labels as given[\s\S]*ignore_mismatched_sizes=True"):
+    with pytest.raises(ConversionError, match=r"with your num_labels[\s\S]*ignore_mismatched_sizes=True"):
         from_official(tmp_path / "source", num_labels=4)
     model = from_official(tmp_path / "source", num_labels=4, ignore_mismatched_sizes=True)
     assert model(IDS).logits.shape == (1, 4)
@@ -367,7 +367,7 @@ def test_options_of_another_function_are_refused(many, tmp_path, function):
     target = (tmp_path / "x",) if function in ("convert", "convert_reshaped", "export_folder") else ()
     for given, named in [
         ({"device_map": "cpu"}, "device_map, which is one of from_official"),
-        ({"gguf_file": "x"}, "gguf_file is not followed"),
+        ({"gguf_file": "x"}, "gguf_file is not supported"),
         ({"revison": "x"}, "Did you mean 'revision'"),
         ({"topology": "encoder"}, "which is one of convert_reshaped"),
     ]:
@@ -403,7 +403,7 @@ def test_without_a_dtype_every_function_takes_that_of_config_json(tmp_path, said
     official_folder(tmp_path / "source", "llama", dtype=has)
     edit_config(tmp_path / "source", dtype=said)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "source").dtype
-    note = [f"config.json: dtype is {said}, and the weights are {str(has)[6:]}"] if said else []
+    note = [f"config.json: dtype is {said}, but the weights are {str(has)[6:]}"] if said else []
 
     def notes_on(notes):
         return [each[each.index("config.json: dtype") :].partition(";")[0] for each in notes if ": dtype is" in each]

@@ -40,6 +40,8 @@ def test_a_python_without_sources_is_said_so(tmp_path):
     (tmp_path / "a.py").write_text("x = 1\n")
     with pytest.raises(corpus.CorpusError, match=r"only 6 bytes.*install Python with its sources"):
         corpus.gather(tmp_path)
+    with pytest.raises(corpus.CorpusError, match=r"only 0 bytes.*allow more than 5\."):
+        corpus.gather(tmp_path, max_bytes=5)
 
 
 def test_the_standard_library_is_enough():

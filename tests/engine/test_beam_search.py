@@ -72,14 +72,11 @@ def test_settings_are_the_library_s(name, settings, searches):
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_text", "t5", "marian"])
 def test_a_cpu_searches_by_its_compiled_steps(name, searches, untraced):
     plain, quick = make(name)[0], make(name)[0].prepare_for_inference(compile=True)
-    calls, step = [], quick.runtime.steps.logits
-    quick.runtime.steps.logits = lambda *given: calls.append(given) or step(*given)
     for lengths, way in (([7], "all of them"), ([5, 3], "forbidden"), ([4, 6, 2], "other scores")):
         assert_as_library((plain, quick), searches, **prompts(lengths), **SETTINGS[way])
-    assert not [given for given in calls if given[0].shape[1] == 1 and given[3].get_seq_length() > 1]
-    assert not quick.runtime.steps.fallbacks.reasons
+    assert not quick.runtime.decoding.fallbacks.reasons
     shared = 4 if plain.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
-    assert {beams for _, beams in quick.runtime.steps._functions} == {shared}
+    assert {beams for _, beams in quick.runtime.decoding.compiled._functions} == {shared}
     with torch.inference_mode():
         given = {**prompts([5, 3]), "num_beams": 4, "max_new_tokens": 9, "do_sample": False}
         assert torch.equal(quick.generate(**given), plain.generate(**given))
@@ -165,9 +162,9 @@ def test_what_it_does_not_know_goes_to_the_library(settings, reason, searches, u
     assert torch.equal(texts[1], texts[0])
     assert torch.equal(texts[2], texts[0])
     assert not searches
-    for model, part in ((quick, "writing"), (compiled, "beam search")):
+    for model in (quick, compiled):
         assert list(model.runtime.decoding.fallbacks.reasons) == [reason]
-        assert f"{part}: {reason}" in blockformer.explain(model).fallbacks
+        assert f"writing: {reason}" in blockformer.explain(model).fallbacks
 
 
 def test_beams_that_begin_with_different_texts_go_to_the_library(searches):

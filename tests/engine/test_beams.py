@@ -10,7 +10,7 @@ from pairs import assert_close
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
-from blockformer.engine.beams import CrossLayer, sources_of_mask
+from blockformer.engine.beams import CrossLayer
 from blockformer.engine.growing_cache import GrowingLayer
 from blockformer.model.attention import Attention
 
@@ -114,15 +114,3 @@ def test_whatever_is_done_to_a_shared_layer_gives_the_rows_of_the_library_s(chan
     assert shared.get_seq_length() == theirs.get_seq_length()
     for one, other in ((shared.keys, theirs.keys), (shared.values, theirs.values)):
         assert other is one is None or torch.equal(one, other)
-
-
-def test_a_mask_that_tells_beams_apart_ends_the_sharing():
-    shared, theirs = layers()
-    same = torch.tensor([[1, 1, 1, 1, 0]] * 3 + [[1] * 5] * 3)
-    assert torch.equal(sources_of_mask(same, [shared]), same[::3])
-    assert shared.beams == 3
-    other = same.clone()
-    other[1, 3] = 0
-    assert torch.equal(sources_of_mask(other, [shared]), other)
-    assert torch.equal(shared.keys, theirs.keys)
-    assert shared.beams == 1

@@ -9,7 +9,16 @@ import torch
 from peft import PrefixTuningConfig, get_peft_model
 from sizes import STRONG
 from torch.nn import functional as F
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    TextStreamer,
+)
 
 import blockformer
 from blockformer import preset
@@ -176,7 +185,7 @@ class Steers(LogitsProcessor):
     def __call__(self, input_ids, scores):
         self.calls += 1
         if self.calls == 3:
-            steered = torch.linspace(-2, 2, STRONG["hidden_size"])
+            steered = torch.linspace(-40, 40, STRONG["hidden_size"])
             self.handle = self.layer.register_forward_hook(lambda layer, given, states: states + steered)
         if self.calls == 6:
             self.handle.remove()
@@ -184,17 +193,104 @@ class Steers(LogitsProcessor):
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_a_processor_of_the_caller_s_may_hook_a_compiled_model(beams, untraced):
-    plain, _ = make("gpt2")
-    quick = copy.deepcopy(plain).prepare_for_inference(compile=True)
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "qwen3_5_text", "bamba", "marian", "t5"])
+def test_a_processor_of_the_caller_s_may_hook_a_model_between_tokens(name, beams, untraced):
+    plain, on_gpu = make(name)
+    on_cpu = copy.deepcopy(plain).prepare_for_inference(compile=True)
     texts = []
-    for model in (plain, quick):
-        steers = LogitsProcessorList([Steers(model.model.layers[0])])
+    for model in (plain, on_gpu, on_cpu):
+        steers = LogitsProcessorList([Steers(model.get_decoder().layers[0])])
         given = {"logits_processor": steers, "num_beams": beams, "max_new_tokens": 12, "eos_token_id": None}
         texts.append(model.generate(**prompts([6, 4]), **given))
-    assert torch.equal(*texts)
-    unsteered = quick.generate(**prompts([6, 4]), num_beams=beams, max_new_tokens=12, eos_token_id=None)
+        assert steers[0].calls == 12
+    assert torch.equal(texts[1], texts[0])
+    assert torch.equal(texts[2], texts[0])
+    unsteered = on_cpu.generate(**prompts([6, 4]), num_beams=beams, max_new_tokens=12, eos_token_id=None)
     assert not torch.equal(unsteered, texts[0])
+    for model in (on_gpu, on_cpu):
+        (reason,) = model.runtime.decoding.fallbacks.reasons
+        assert "changed the model in the middle" in reason
+
+
+def test_a_streamer_of_the_caller_s_may_hook_a_model_between_tokens(untraced):
+    class Hooks(Streamer):
+        def __init__(self, model):
+            super().__init__()
+            self.layer = model.model.layers[1]
+
+        def put(self, value):
+            super().put(value)
+            if len(self.seen) == 4:
+                self.layer.register_forward_hook(lambda layer, given, states: states * -1)
+
+    plain, on_gpu = make("qwen3")
+    texts, streamers = [], []
+    for model in (plain, on_gpu, copy.deepcopy(plain).prepare_for_inference(compile=True)):
+        streamers.append(Hooks(model))
+        texts.append(model.generate(**prompts([6]), streamer=streamers[-1], max_new_tokens=12, eos_token_id=None))
+    assert torch.equal(texts[1], texts[0])
+    assert torch.equal(texts[2], texts[0])
+    assert streamers[0].seen == streamers[1].seen == streamers[2].seen
+
+
+def test_what_a_tokenizer_s_streamer_prints_changes_no_model(tiny_tokenizer):
+    """So that compiled steps need not be looked after."""
+    stop = StopStringCriteria(tiny_tokenizer, ["zz"])
+    streamer = TextStreamer(tiny_tokenizer)
+    assert not decoding._may_be_own(streamer)
+    assert not decoding._may_be_own(stop)
+    assert decoding._may_be_own(Streamer())
+    assert decoding._may_be_own(PrefixConstrainedLogitsProcessor(lambda row, text: [3], 1))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3_5_text", "bamba"])
+def test_a_cache_of_the_caller_s_is_gone_on_with_and_filled(name, untraced):
+    plain, on_gpu = make(name)
+    on_cpu = copy.deepcopy(plain).prepare_for_inference(compile=True)
+    ids = prompts([9])["input_ids"].repeat(2, 1)
+    ids[1, :4] = 5
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    given = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+    more = torch.randint(3, 97, (2, 5), generator=torch.Generator().manual_seed(1))
+    for model in (on_cpu, on_gpu):
+        served = model is on_cpu or name in ("qwen3", "gemma2")  # late tokens cannot be taken back from a state
+        for first in ("empty", "made by generate", "filled"):
+            outputs = []
+            for each in (plain, model):
+                cache = None if first == "made by generate" else DynamicCache(config=each.config)
+                if "state" in str(each.config.layer_types) or "linear" in str(each.config.layer_types):
+                    cache = None if cache is None else each.model.new_cache()
+                if first == "filled":
+                    with torch.no_grad():
+                        each(ids[:, :4], attention_mask=mask[:, :4], past_key_values=cache)
+                one = each.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=9, **given)
+                cache = one.past_key_values
+                held = cache.get_seq_length()
+                longer, seen = torch.cat([one.sequences, more], 1), torch.cat([mask, mask.new_ones(2, 14)], 1)
+                two = each.generate(longer, attention_mask=seen, past_key_values=cache, max_new_tokens=9, **given)
+                outputs.append((one.sequences, two.sequences, held, cache.get_seq_length()))
+            (one, two, *lengths), (own_one, own_two, *own_lengths) = outputs
+            assert torch.equal(own_one, one), first
+            assert torch.equal(own_two, two), first
+            assert own_lengths == lengths == [17, 31]
+        assert (not model.runtime.decoding.fallbacks.reasons) == served
+
+
+def test_a_cache_that_holds_something_else_goes_to_the_library():
+    plain, quick = make("qwen3")
+    ids = prompts([9])["input_ids"]
+    with torch.no_grad():
+        caches = [plain(ids[:, :4], use_cache=True).past_key_values for _ in range(2)]
+    mask = torch.ones(1, 13, dtype=torch.long)  # the prompt is what comes after the cache's tokens
+    texts = [
+        model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=6, do_sample=False)
+        for model, cache in zip((plain, quick), caches, strict=True)
+    ]
+    assert torch.equal(*texts)
+    assert list(quick.runtime.decoding.fallbacks.reasons) == [
+        "a cache is given that does not hold the beginning of the prompt"
+    ]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -230,7 +326,8 @@ def test_the_host_looks_late_and_not_too_late(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"return_dict_in_generate": True}, "return_dict_in_generate is given"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores is given"),
+        ({"return_dict_in_generate": True, "num_beams": 2}, "return_dict_in_generate is given"),
         ({"use_cache": False}, "use_cache is given"),
         ({"cache_implementation": "quantized"}, None),
         ({"token_type_ids": torch.zeros(1, 5, dtype=torch.long)}, "token_type_ids is given"),
@@ -356,13 +453,10 @@ def test_alike_layers_are_compiled_once_with_joined_products(name, layers, monke
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "gpt2", "t5", "marian", "bloom", "qwen3_5_text", "olmo_hybrid", "lfm2", "bamba"]
+    "name", ["qwen3", "gpt2", "gemma2", "t5", "marian", "bloom", "qwen3_5_text", "olmo_hybrid", "lfm2", "bamba"]
 )
 def test_a_cpu_writes_by_its_compiled_steps(name, untraced):
     plain, quick = make(name)[0], make(name)[0].prepare_for_inference(compile=True)
-    calls = []
-    step = quick.runtime.steps.logits
-    quick.runtime.steps.logits = lambda *given: calls.append(given) or step(*given)
     ways = [
         {"do_sample": False, "eos_token_id": None},
         {"do_sample": False, "eos_token_id": [*range(2, 40)]},
@@ -377,8 +471,6 @@ def test_a_cpu_writes_by_its_compiled_steps(name, untraced):
             assert torch.equal(own_random, random)
             with torch.inference_mode():
                 assert torch.equal(written(quick, **given)[0], found)
-    assert not [given for given in calls if given[0].shape[1] == 1 and given[3].get_seq_length() > 1]
-    assert not quick.runtime.steps.fallbacks.reasons
     assert not quick.runtime.decoding.fallbacks.reasons
 
 
@@ -420,7 +512,12 @@ def test_a_text_that_the_compiler_fails_at_is_the_library_s(monkeypatch):
     (expected, random), (found, own_random) = written(plain, **given), written(quick, **given)
     assert torch.equal(found, expected)
     assert torch.equal(own_random, random)
-    assert quick.runtime.steps.fallbacks.reasons
+    assert quick.runtime.decoding.fallbacks.reasons
+    plain, quick = make("qwen3_5_text")[0], make("qwen3_5_text")[0].prepare_for_inference(compile=True)
+    streamers = [Streamer(), Streamer()]
+    texts = [written(model, **given, streamer=each)[0] for model, each in zip((plain, quick), streamers, strict=True)]
+    assert torch.equal(*texts)
+    assert streamers[0].seen == streamers[1].seen
 
 
 def test_rooms_are_few_and_not_much_too_large():

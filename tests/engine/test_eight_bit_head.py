@@ -7,6 +7,7 @@ import torch
 from pairs import assert_close, token_ids
 from sizes import STRONG
 from torch import nn
+from written_scores import scores_of_two
 
 import blockformer
 from blockformer import preset
@@ -88,9 +89,7 @@ def test_the_copy_follows_the_weight():
 @torch.no_grad()
 def logits(model, rows=1):
     """Those of the prompt's last token, and of one more."""
-    ids = token_ids(rows, 7, vocab=LARGE_VOCABULARY["vocab_size"])
-    first = model(ids[:, :-1], use_cache=True)
-    return first.logits[:, -1], model(ids[:, -1:], past_key_values=first.past_key_values).logits[:, -1]
+    return scores_of_two(model, token_ids(rows, 7, vocab=LARGE_VOCABULARY["vocab_size"]))
 
 
 @torch.no_grad()
@@ -134,8 +133,8 @@ def test_which_batches_read_it(family, cls, rows, beams, is_read, untraced, monk
     monkeypatch.setattr(RoundedHead, "forward", lambda *given: calls.append(1) or multiply(*given))
     ids = token_ids(rows, 7, vocab=LARGE_VOCABULARY["vocab_size"])
     model.generate(ids, num_beams=beams, do_sample=False, min_new_tokens=3, max_new_tokens=3)
-    # A decoder's first token is its prompt's. Beams of it are rows like any others.
-    assert len(calls) == is_read * (2 if is_decoder else 3)
+    # The prompt gives the first token, and the compiler has one more call. Beams of a decoder are rows like others.
+    assert len(calls) == is_read * 3
 
 
 @pytest.mark.parametrize("is_tied", [True, False])

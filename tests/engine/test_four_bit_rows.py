@@ -52,7 +52,7 @@ def test_many_rows_are_those_of_plain_weights(inputs, group, dtype):
 @torch.no_grad()
 def test_the_copies_follow_the_weights():
     model = pair()[0].prepare_for_inference(compile=True)
-    layers, ordered = low_of(model), model.runtime.steps._ordered
+    layers, ordered = low_of(model), model.runtime.decoding.compiled._ordered
     assert layers
     assert [each for copy in ordered.copies for each in copy.layers] == list(layers)
 
@@ -84,11 +84,11 @@ def test_the_copy_is_none_of_the_model_s():
     model = pair()[0]
     names = set(model.state_dict())
     model.prepare_for_inference(compile=True)
-    model.runtime.steps._ordered.refresh()
+    model.runtime.decoding.compiled._ordered.refresh()
     assert set(model.state_dict()) == names
     assert not any("ordered" in name for name, _ in model.named_buffers())
-    assert model.runtime.steps.bytes_of_copies() > 0
-    copies = copy.deepcopy(model).runtime.steps._ordered.copies
+    assert model.runtime.decoding.compiled.bytes_of_copies() > 0
+    copies = copy.deepcopy(model).runtime.decoding.compiled._ordered.copies
     assert not any(list(each.buffers()) for each in copies)
     model.prepare_for_training()
     assert {type(layer) for layer in low_of(model)} == {QuantizedLinear}

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import assert_close, assert_gradients_close, model, token_ids
 from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
 from blockformer.engine import growing_cache
-from blockformer.engine.growing_cache import GrowingLayer, GrowingWindowLayer, grow_in_place
+from blockformer.engine.growing_cache import GrowingLayer, grow_in_place
 from blockformer.model.layer import StackInputs
 from blockformer.model.runtime import Runtime
 
@@ -173,86 +173,6 @@ def test_gradients_flow_through_cached_steps_whatever_learns(learner):
     assert_gradients_close(gradients[1], gradients[0])
 
 
-def _step(layer, new):
-    """What a compiled step does with a layer's buffers; returns what they show."""
-    buffers, place = layer.reserve(3), layer.written
-    for buffer, states in zip(buffers, new, strict=True):
-        buffer[:, :, place : place + 1] = states
-        buffer[:, :, place + 1 : place + 3] = float("nan")
-    layer.advance(1)
-    return [buffer[:, :, : place + 1] for buffer in buffers]
-
-
-window_steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("update"), st.integers(1, 9)),
-        st.tuples(st.just("step"), st.integers(1, 90)),
-        st.tuples(st.just("reorder"), st.sampled_from([(0, 0), (1, 0)])),
-        st.tuples(st.just("branch"), st.just(0)),
-        st.tuples(st.just("other branch"), st.integers(0, 3)),
-        st.tuples(st.just("deep copy"), st.just(0)),
-        st.tuples(st.just("crop"), st.integers(1, 5)),
-        st.tuples(st.just("reset"), st.just(0)),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(steps=window_steps, window=st.sampled_from([2, 5, 80]), records=st.booleans())
-def test_a_window_holds_what_the_library_s_layer_holds(steps, window, records):
-    ours, theirs = GrowingWindowLayer(window), DynamicSlidingWindowLayer(window)
-    records = records and hasattr(theirs, "activate_past_recording")
-    if records:
-        ours.activate_past_recording(), theirs.activate_past_recording()
-    branches = []
-    for name, argument in steps:
-        if name == "update":
-            new = states(argument, 2)
-            for mine, official in zip(ours.update(*new), theirs.update(*new), strict=True):
-                assert torch.equal(mine, official)
-        elif name == "branch":
-            branches.append((copy.copy(ours), copy.copy(theirs)))
-        elif name == "other branch":
-            if argument < len(branches):
-                (ours, theirs), branches[argument] = branches[argument], (ours, theirs)
-        elif name == "deep copy":
-            ours = copy.deepcopy(ours)
-        elif name == "reset":
-            ours, theirs = GrowingWindowLayer(window), DynamicSlidingWindowLayer(window)
-        elif theirs.get_seq_length() == 0:
-            continue
-        elif name == "reorder":
-            ours.reorder_cache(torch.tensor(argument)), theirs.reorder_cache(torch.tensor(argument))
-        elif name == "step":
-            for _ in range(argument):
-                new = states(1, 2)
-                shown, official = _step(ours, new), theirs.update(*new)
-                for mine, whole in zip(shown, official, strict=True):
-                    seen = min(window, whole.shape[2])
-                    assert torch.equal(mine[:, :, -seen:], whole[:, :, -seen:])
-        elif records or theirs.get_seq_length() < window:
-            most = min(argument, theirs.keys.shape[2] - 1)
-            if most > 0:
-                ours.crop(-most), theirs.crop(-most)
-        assert ours.get_seq_length() == theirs.get_seq_length()
-        if theirs.get_seq_length():
-            assert torch.equal(ours.keys, theirs.keys)
-            assert torch.equal(ours.values, theirs.values)
-
-
-def test_a_window_s_buffers_do_not_grow():
-    layer, places = GrowingWindowLayer(100), set()
-    layer.update(*states(500, 2))
-    for _ in range(400):
-        places.add(_step(layer, states(1, 2))[0].shape[2])
-    assert max(places) <= 100 + 64
-    assert {buffer.shape[2] for buffer in layer.reserve(1)} == {99 + 64}
-    layer.reset()
-    assert (layer.get_seq_length(), layer._buffers) == (0, {})
-
-
 @torch.no_grad()
 def test_tokens_are_written_in_place():
     layer = GrowingLayer()
@@ -405,12 +325,7 @@ def replaced(layer):
     layer.values = torch.cat((layer.values[:1], layer.values[1:] + 1))
 
 
-def reserved_and_left(layer):
-    keys, _ = layer.reserve(8)
-    keys[:, :, 5:] += torch.randn(2, 1, 1, 1)
-
-
-@pytest.mark.parametrize("change", [written_by_hand, cropped_and_filled, replaced, reserved_and_left])
+@pytest.mark.parametrize("change", [written_by_hand, cropped_and_filled, replaced])
 @torch.no_grad()
 def test_rows_that_somebody_has_changed_share_nothing(change):
     layer = GrowingLayer()

@@ -345,7 +345,6 @@ def test_sent_to_a_process_that_starts_from_nothing(dtype):
 WRAPPERS = {
     "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.4),
     "weight norm": parametrizations.weight_norm,
-    "spectral norm": parametrizations.spectral_norm,
     "spectral norm by a hook": spectral_norm,
     "tied to a table": lambda layer: setattr(layer, "table", embedding_of(layer.weight)),
 }
@@ -375,6 +374,13 @@ def test_a_weight_that_others_have_wrapped_is_saved_as_a_plain_one(wrap):
     assert_close(layer(states), plain(states))
     assert not any(type(each) is PackedWeight for each in layer.parameters())
     assert layer.state_dict(keep_vars=True).keys() == expected.keys()
+
+
+def test_a_wrapper_that_writes_to_it_is_refused():
+    layer = nn.Linear(7, 11).eval().requires_grad_(False)
+    packed_layer(layer)
+    with pytest.raises(RuntimeError, match=r"cannot be written to: call prepare_for_training\(\) first"):
+        parametrizations.spectral_norm(layer)
 
 
 def test_whoever_wants_its_numbers_gets_a_copy(tmp_path):
@@ -450,7 +456,7 @@ def test_what_others_hold_by_reference_stays_plain():
     assert packed.pack(layer.weight)
     assert layer.weight.grad is None
     reference = weakref.ref(layer.weight)
-    with pytest.raises(RuntimeError, match="delete it first"):
+    with pytest.raises(RuntimeError, match="release it first"):
         packed.unpack(layer.weight)
     del reference
     packed.unpack(layer.weight)

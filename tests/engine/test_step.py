@@ -13,13 +13,13 @@ from quantized_layers import low_of
 from sizes import STRONG
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer
+from written_scores import scores_of_two
 
 import blockformer
 from blockformer import preset
 from blockformer.engine import compiler, measure, onednn, step, step_functions, step_layers
 from blockformer.engine.attention import PreparedAttention
-from blockformer.engine.fallbacks import NO_CODE
-from blockformer.engine.few_rows import Rows
+from blockformer.engine.few_rows import BLOCK, Rows
 from blockformer.engine.runtime import TrainingRuntime
 from blockformer.engine.step import CompiledSteps
 from blockformer.engine.step_functions import StepFunctions
@@ -59,7 +59,7 @@ def text(model, rows=3, **settings):
 
 def kinds(model):
     """What was compiled: for one source, few or many, and the beams of each."""
-    return {kind for kind, function in model.runtime.steps._functions.items() if function is not None}
+    return {kind for kind, function in model.runtime.decoding.compiled._functions.items() if function is not None}
 
 
 WAYS = [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"repetition_penalty": 1.3}]
@@ -144,71 +144,30 @@ def test_the_step_is_right_before_it_is_compiled(family, together, untraced, mon
 
 def test_steps_read_no_more_than_a_window(untraced):
     plain, quick = family_pair("mistral")
-    long = {"max_new_tokens": 50, "min_new_tokens": 50, "return_dict_in_generate": True}
+    long = {"max_new_tokens": 90, "min_new_tokens": 90, "return_dict_in_generate": True}
     places, run = [], StepFunctions.logits
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepFunctions, "logits", lambda *given: places.append(given[3]) or run(*given))
+        patch.setattr(StepFunctions, "logits", lambda *given: places.append(given[3:5]) or run(*given))
         written = text(quick, **long)
     assert torch.equal(written.sequences, text(plain, **long).sequences)
-    seen = [{kind: blocks.shape[1] * step_functions.BLOCK for kind, (blocks, _) in each.items()} for each in places]
-    assert len(seen) == 49
-    assert max(each["full_attention"] for each in seen) >= 9 + 49
-    assert max(each["sliding_attention"] for each in seen) <= 6 + 64
+    seen = [{kind: blocks.shape[1] * BLOCK for kind, (blocks, _) in each.items()} for each, _ in places]
+    assert len(seen) == 90
+    assert max(each["full_attention"] for each in seen) >= 9 + 90
+    assert max(each["sliding_attention"] for each in seen) <= 6 + 2 * BLOCK
+    # The compiler makes other code for what begins where its memory does.
+    assert all(buffer.storage_offset() for _, buffers in places for buffer in buffers[0])
     windows, whole = (layer.keys for layer in written.past_key_values.layers)
-    assert (windows.shape[2], whole.shape[2]) == (5, 9 + 49)
+    assert (windows.shape[2], whole.shape[2]) == (5, 9 + 89)
     draft = {"assistant_model": copy.deepcopy(plain), "max_new_tokens": 30}
     assert torch.equal(text(quick, 1, **draft), text(plain, 1, **draft))
     assert torch.equal(text(quick, 1, prompt_lookup_num_tokens=3, max_new_tokens=30), text(plain, 1, max_new_tokens=30))
-
-
-@torch.no_grad()
-def test_a_window_that_somebody_moved_is_seen(untraced):
-    plain, quick = pair("mistral", sliding_window=6, layer_types=["sliding_attention"] * 2)
-    ids, caches = token_ids(1, 90, vocab=STRONG["vocab_size"])[:, :60], []
-    for model in (plain, quick):
-        caches.append(model(ids[:, :9]).past_key_values)
-    for place in range(9, 60):
-        if place == 40:
-            layer = caches[1].layers[0]
-            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
-        expected, found = (
-            model(ids[:, place : place + 1], past_key_values=cache).logits
-            for model, cache in zip((plain, quick), caches, strict=True)
-        )
-        assert_close(found, expected)
-    assert list(quick.runtime.steps.fallbacks.reasons) == ["the cache's layers hold their tokens in different slots"]
 
 
 def test_a_text_of_layers_that_keep_a_state():
     plain, quick = family_pair("qwen3_5_text")
     assert torch.equal(text(quick, 1), text(plain, 1))
     assert kinds(quick) == {("one", 1)}
-    assert not quick.runtime.steps.fallbacks.reasons
-
-
-@pytest.mark.parametrize("family", STATES)
-def test_states_of_the_library_s_cache_are_written_over(family, untraced):
-    """By a step that a caller asks for, or the library's own loop does."""
-    plain, quick = family_pair(family)
-    scored = {"return_dict_in_generate": True, "output_scores": True}  # which is the library's loop
-    for rows, settings in ((1, {}), (3, {}), (2, {"num_beams": 3})):
-        wanted = text(plain, rows, **settings)
-        assert torch.equal(text(quick, rows, **settings, **scored).sequences, wanted)
-        with torch.inference_mode():
-            assert torch.equal(text(quick, rows, **settings, **scored).sequences, wanted)
-    ids = token_ids(2, 9, vocab=STRONG["vocab_size"])
-    with torch.no_grad():
-        caches = [model(ids[:, :5], use_cache=True).past_key_values for model in (plain, quick)]
-        for place in range(5, 9):
-            wanted, found = (
-                model(ids[:, place : place + 1], past_key_values=cache).logits
-                for model, cache in zip((plain, quick), caches, strict=True)
-            )
-            assert_close(found, wanted)
-        branch = copy.deepcopy(caches[1])
-        first = [quick(ids[:, :1], past_key_values=cache).logits for cache in (caches[1], branch)]
-        assert torch.equal(*first)
-    assert not quick.runtime.steps.fallbacks.reasons
+    assert not quick.runtime.decoding.fallbacks.reasons
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
@@ -298,9 +257,8 @@ def test_other_dtypes(dtype):
 
 
 def one_more_token(model, ids):
-    """The logits of a token after a prompt."""
-    cache = model(ids[:, :-1], use_cache=True).past_key_values
-    return model(ids[:, -1:], past_key_values=cache, use_cache=True).logits
+    """The logits after a token that is written after a prompt."""
+    return scores_of_two(model, ids)[1][:, None]
 
 
 def test_whether_modules_are_untouched_is_asked_each_time():
@@ -404,7 +362,7 @@ def test_weights_that_change_or_move_are_seen(monkeypatch):
         each.lm_head = torch.nn.Linear(32, 97, bias=False)
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
     assert kinds(quick) == {("many", 1)}
-    nbytes = quick.runtime.steps.bytes_of_copies()
+    nbytes = quick.runtime.decoding.compiled.bytes_of_copies()
     assert (nbytes > 4 * 2 * 7 * 32 * 32) == is_packed  # all matrices of the layers
     held = len(onednn._copies)
     quick.prepare_for_training()
@@ -419,24 +377,12 @@ def test_a_copy_has_steps_of_its_own(untraced):
     plain, quick = pair()
     ids = token_ids(3, 9, vocab=97)
     for again in (quick, copy.deepcopy(quick), _pickled(quick)):
-        assert isinstance(again.runtime.steps, CompiledSteps)
+        assert isinstance(again.runtime.decoding.compiled, CompiledSteps)
         assert_close(one_more_token(again, ids), one_more_token(plain, ids))
         assert kinds(again) == {("few", 1)}
-        assert again.runtime.steps._model is again
+        assert again.runtime.decoding.compiled._model is again
     _write(quick)
     assert not torch.equal(one_more_token(quick, ids), one_more_token(again, ids))
-
-
-def test_a_weight_that_is_to_learn_gets_its_gradient(untraced):
-    plain, quick = pair()
-    gradients = []
-    for model in (plain, quick):
-        model.requires_grad_(False)
-        weight = model.model.layers[1].mlp.up_proj.weight.requires_grad_(True)
-        one_more_token(model, token_ids(3, 9, vocab=97)).square().mean().backward()
-        gradients.append(weight.grad)
-    assert_close(gradients[1], gradients[0])
-    assert list(quick.runtime.steps.fallbacks.reasons) == ["a weight is to learn"]
 
 
 @pytest.mark.parametrize("is_quicker", [True, False])
@@ -450,10 +396,8 @@ def test_many_rows_are_multiplied_by_the_product_that_is_quicker(is_quicker, unt
     plain, quick = pair()
     for rows in (3, 6):
         ids = token_ids(rows, 9, vocab=97)
-        cache = quick(ids[:, :-1], use_cache=True).past_key_values
         calls.clear()
-        found = quick(ids[:, -1:], past_key_values=cache).logits
-        assert_close(found, one_more_token(plain, ids))
+        assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
         assert bool(calls) == (is_quicker and rows == 6)
 
 
@@ -500,7 +444,7 @@ def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):
         assert torch.equal(text(quick), text(plain))
         assert len(steps) == count
     later = copy.deepcopy(plain).prepare_for_inference(compile=True)  # prepared after it was asked
-    assert later.runtime.steps._parts.are_untouched()
+    assert Modules(later, without=later.get_encoder() if later.config.is_encoder_decoder else None).are_untouched()
     assert type(later.get_decoder().layers[0].self_attn) is PreparedAttention
 
 
@@ -536,78 +480,7 @@ def test_the_default_device_is_of_no_matter(family, untraced):
     with torch.device("meta"):
         found = quick.generate(**given, max_new_tokens=5, do_sample=False)
     assert torch.equal(found, plain.generate(**given, max_new_tokens=5, do_sample=False))
-    assert not quick.runtime.steps.fallbacks.reasons
-
-
-class Unreached:
-    """Compiled parts that must not run."""
-
-    is_ready = True
-
-    def logits(self, *_):
-        pytest.fail("reached")
-
-
-@torch.no_grad()
-def test_what_does_not_fit_never_reaches_the_compiled_code(untraced):
-    """It would read and write beyond the end of a tensor; PyTorch does what it always did, or says what is wrong."""
-    plain, quick = pair()
-    ids = token_ids(3, 9, vocab=97)
-    quick.runtime.steps._functions = dict.fromkeys([("few", 1), ("one", 1), ("many", 1)], Unreached())
-    cache = quick(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="holds 3 rows, the input has 2"):
-        quick(ids[:2, :1], past_key_values=cache)
-    with pytest.raises(ValueError, match="position_ids must be"):
-        quick(ids[:, :1], past_key_values=cache, position_ids=torch.zeros(2, 1, dtype=torch.long))
-    cache.layers[1].crop(-4)
-    assert quick(ids[:, :1], past_key_values=cache).logits.shape == (3, 1, 97)
-    other = plain.to(torch.bfloat16)(ids, use_cache=True).past_key_values
-    assert quick(ids[:, :1], past_key_values=other).logits.shape == (3, 1, 97)
-
-    _, quick = pair("t5", decoder_start_token_id=0)
-    quick.runtime.steps._functions = {("few", 1): Unreached()}
-    states = (quick.get_encoder()(ids).last_hidden_state,)
-    cache = quick(encoder_outputs=states, decoder_input_ids=ids[:, :3], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="mask of the source must be"):
-        quick(
-            encoder_outputs=states,
-            decoder_input_ids=ids[:, :1],
-            past_key_values=cache,
-            attention_mask=torch.ones(3, 5, dtype=torch.long),
-        )
-
-
-@pytest.mark.parametrize("rows", [3, 6])
-@torch.no_grad()
-def test_the_first_token_of_an_encoder_decoder_is_a_step(rows, untraced, monkeypatch):
-    plain, quick = family_pair("marian")
-    ids = token_ids(3, 9, vocab=97)
-    mask = torch.ones_like(ids)
-    mask[1, 5:] = 0
-    ids, mask = (each.repeat_interleave(rows // 3, 0) for each in (ids, mask))
-    source = quick.get_encoder()(ids, attention_mask=mask)[0]
-    given = {"encoder_outputs": (source,), "attention_mask": mask, "use_cache": True}
-    one = token_ids(rows, 1, vocab=97, seed=1)
-
-    cache = quick.get_decoder().new_cache(for_cross_attention=True)
-    wrong = [
-        ({"attention_mask": mask[:, :4]}, "mask of the source"),
-        ({"decoder_input_ids": one + 97}, "vocabulary"),
-        ({"decoder_position_ids": torch.zeros(2, 1, dtype=torch.long)}, "position_ids must be"),
-    ]
-    for change, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            quick(**{**given, "decoder_input_ids": one, "past_key_values": cache, **change})
-        assert not any(cache.is_updated.values())
-
-    monkeypatch.setattr(type(quick.get_decoder()), "run_layers", None)  # nobody runs the layers but a step
-    first = quick(**given, decoder_input_ids=one, past_key_values=cache)
-    assert first.past_key_values is cache
-    assert cache.get_seq_length() == 1
-    second = quick(**given, decoder_input_ids=one, past_key_values=cache)
-    monkeypatch.undo()
-    expected = plain(**given, decoder_input_ids=torch.cat([one, one], 1)).logits
-    assert_close(torch.cat([first.logits, second.logits], 1), expected)
+    assert not quick.runtime.decoding.fallbacks.reasons
 
 
 WRITES = """
@@ -624,7 +497,7 @@ ways = [dict(inputs=ids[:rows], num_beams=beams, max_new_tokens=9, do_sample=Fal
 plain = [model.generate(**way) for way in ways]
 model.prepare_for_inference(compile=True)
 assert all(map(torch.equal, plain, [model.generate(**way) for way in ways]))
-assert not model.runtime.steps.fallbacks.reasons and not model.runtime.decoding.fallbacks.reasons
+assert not model.runtime.decoding.fallbacks.reasons and not model.runtime.decoding.fallbacks.reasons
 print(counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"] > 0)
 """
 
@@ -653,7 +526,7 @@ def test_without_a_compiler_it_runs_uncompiled(monkeypatch):
     assert torch.equal(text(quick), text(plain))
     assert len(set(said)) == 1
     assert "no C++ compiler" in said[0]
-    assert set(quick.runtime.steps.fallbacks.reasons) == {NO_CODE}
+    assert set(quick.runtime.decoding.fallbacks.reasons) == {step._NO_CODE}
 
 
 @pytest.mark.parametrize("offload", [accelerate.cpu_offload, lambda model, _: accelerate.cpu_offload_with_hook(model)])

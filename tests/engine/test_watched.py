@@ -59,7 +59,7 @@ def test_a_model_with_code_of_another_package_runs_uncompiled():
     expected = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, do_sample=False)
     model.prepare_for_inference(compile=True)
     assert torch.equal(model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, do_sample=False), expected)
-    (reason,) = model.runtime.steps.fallbacks.reasons
+    (reason,) = model.runtime.decoding.fallbacks.reasons
     assert "test_watched.Doubled" in reason
 
 

@@ -302,7 +302,7 @@ def test_a_large_modules_json_is_refused_unread(tmp_path, source):
 def test_weights_under_another_name_are_refused(tmp_path, source):
     edit_config(source, transformers_weights="other.safetensors")
     for call in (lambda: from_official(source), lambda: convert(source, tmp_path / "dst", verify=False)):
-        with pytest.raises(ConversionError, match=r"transformers_weights is 'other\.safetensors'; give that file"):
+        with pytest.raises(ConversionError, match=r"transformers_weights is 'other\.safetensors'; rename that file"):
             call()
 
 

@@ -146,7 +146,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(whole, tmp_path, capsys)
     with open(folder / "runs" / "base-seed1" / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert lab(path, "--output", folder) == 0
-        assert "other processes are at 1 of these runs: base-seed1" in capsys.readouterr().err
+        assert "other processes are working on 1 of these runs: base-seed1" in capsys.readouterr().err
         assert len(rows(folder)) == 3
     assert lab(path, "--output", folder) == 0  # the lock went with its process
     assert rows(folder) == rows(unbroken)
@@ -272,7 +272,7 @@ def test_a_run_may_have_several_processes_of_which_one_writes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["nowhere.yaml"], 1, "there is no file nowhere.yaml"),
+        (["nowhere.yaml"], 1, "nowhere.yaml: no such file"),
         (["x.yaml", "--shard", "4/3"], 2, "--shard must be like 3/8"),
         (["x.yaml", "--shard", "half"], 2, "--shard must be like 3/8"),
         (["x.yaml", "--widths", "64"], 2, "--widths must list two or more"),

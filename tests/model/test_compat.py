@@ -163,5 +163,5 @@ def test_a_cache_goes_by_both_of_its_names(name):
             found.append(model(**source, **{reads: ids[:, 8:], each: cache}).logits)
         assert torch.equal(*found)
         assert_close(found[0], model(**source, **{reads: ids}).logits[:, -1:])
-        with pytest.raises(ValueError, match="two names of one argument"):
+        with pytest.raises(ValueError, match="two names for one argument"):
             model(**source, **{reads: ids[:, 8:]}, cache=cache, past_key_values=cache)

@@ -21,21 +21,21 @@ def decoder():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"input_ids": torch.tensor([[1, 199]])}, "holds the token 199, the vocabulary has 0 to 198"),
+        ({"input_ids": torch.tensor([[1, 199]])}, "holds the token 199, but the vocabulary has 0 to 198"),
         ({"input_ids": torch.tensor([[1, -3]])}, "holds the token -3"),
         ({"input_ids": torch.tensor([[1.0, 2.0]])}, "must be integers (int64 or int32), not torch.float32"),
         ({"input_ids": torch.tensor([1, 2])}, "must be [batch, length], not [2]: add a batch dimension"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "the input is empty (shape [1, 0])"),
         ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, "the input is empty (shape [0, 4])"),
-        ({"input_ids": token_ids(2, 5), "attention_mask": ones(2, 4)}, "covers 4 tokens, there are 5"),
-        ({"input_ids": token_ids(2, 5), "attention_mask": ones(2, 6)}, "covers 6 tokens, there are 5"),
+        ({"input_ids": token_ids(2, 5), "attention_mask": ones(2, 4)}, "covers 4 tokens, but there are 5"),
+        ({"input_ids": token_ids(2, 5), "attention_mask": ones(2, 6)}, "covers 6 tokens, but there are 5"),
         ({"input_ids": token_ids(2, 5), "attention_mask": ones(1, 5)}, "must be [batch=2, length]"),
         ({"input_ids": token_ids(2, 5), "attention_mask": ones(5)}, "must be [batch=2, length]"),
         ({"input_ids": token_ids(1, 3), "attention_mask": torch.tensor([[1, 2, 1]])}, "1 for a token and 0 for"),
         ({"input_ids": token_ids(1, 3), "attention_mask": torch.tensor([[0.0, -1e9, 0.0]])}, "0 for padding"),
         (
             {"input_ids": token_ids(1, 3), "attention_mask": ones(1, 3).to("meta")},
-            "attention_mask is on 'meta', the input on 'cpu': move it there.",
+            "attention_mask is on 'meta', but the input is on 'cpu': move it there.",
         ),
         *(
             (
@@ -62,7 +62,7 @@ def test_a_cache_of_another_batch_is_refused(decoder):
 
 def test_a_mask_must_cover_the_cached_tokens_too(decoder):
     cache = decoder(token_ids(2, 5)).past_key_values
-    with pytest.raises(ValueError, match=r"covers 1 tokens, there are 6 \(5 of them cached\)"):
+    with pytest.raises(ValueError, match=r"covers 1 tokens, but there are 6 \(5 of them cached\)"):
         decoder(token_ids(2, 1), attention_mask=ones(2, 1), past_key_values=cache)
 
 

@@ -132,7 +132,7 @@ def test_sequence_classification(padding):
 
 def test_sequence_classification_needs_to_know_where_rows_end():
     ours = model("qwen3", cls=BlockformerDecoderForSequenceClassification, pad_token_id=None)
-    with pytest.raises(ValueError, match="give attention_mask or set pad_token_id"):
+    with pytest.raises(ValueError, match="pass attention_mask or set pad_token_id"):
         ours(token_ids(2, 5))
     assert ours(token_ids(1, 5)).logits.shape == (1, 2)
 

@@ -21,6 +21,7 @@ from blockformer.model.multi_token import MultiTokenDrafts
 drafting = pytest.mark.skipif(not hasattr(GenerationConfig(), "use_mtp"), reason="this transformers has no use_mtp")
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SLIDING = {"layer_types": ["full_attention"] * 2 + ["sliding_attention"], "sliding_window": 5}
+SHARED = {"nextn_final_norm": "shared", "nextn_layer": "first", "mlp_layer_types": ["dense", "sparse", "sparse"]}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 20, "v_head_dim": 8, "num_key_value_heads": 4, "qk_norm": False}
 LATENT |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 LATENT |= {"attention_type": None}
@@ -73,7 +74,7 @@ def plain_logits(a_model, ids):
         inner = "decoder.layers.0."
         layer = {name.removeprefix(inner): each for name, each in own.items() if name.startswith(inner)}
         states = plain_layer(config, layer, both @ own["projection.weight"].T)
-        states = norm(states, own["decoder.norm.weight"], config.norm_eps)
+        states = norm(states, own.get("decoder.norm.weight", weights["model.norm.weight"]), config.norm_eps)
         found.append(states @ weights["lm_head.weight"].T)
     return found
 
@@ -93,8 +94,9 @@ def further_loss(a_model, **inputs):
 
 
 @torch.no_grad()
-def test_each_layer_is_the_articles_and_the_loss_is_their_mean():
-    ours = with_random_norms(predicting(3, nextn_loss_weight=0.7)).double()
+@pytest.mark.parametrize("final_norm", ["own", "shared"])
+def test_each_layer_is_the_articles_and_the_loss_is_their_mean(final_norm):
+    ours = with_random_norms(predicting(3, nextn_loss_weight=0.7, nextn_final_norm=final_norm)).double()
     ids = token_ids(1, 12)
     losses = [F.cross_entropy(each[:-1], ids[0, k + 2 :], reduction="sum") / 11 for k, each in
               enumerate(plain_logits(ours, ids[0]))]  # fmt: skip
@@ -184,6 +186,7 @@ def written(a_model, ids, **settings):
 
 
 KINDS = {"full": {}, "sliding": SLIDING, "experts": EXPERTS, "latent": LATENT, "scaled": {"embedding_scale": 3.0}}
+KINDS["shared"] = {**EXPERTS, **SHARED}
 
 
 @drafting
@@ -291,6 +294,8 @@ REFUSED = {
     ),
     "a parallel residual": ({"residual": "parallel"}, "residual='parallel': leave one of the two out"),
     "a last layer with a state": ({**STATES, "layer_types": STATES["layer_types"][::-1]}, "let that be of 'full_atten"),
+    "a first layer with a state": ({**STATES, "nextn_layer": "first"}, "with a first layer of 'linear_attention'"),
+    "no norm to share": ({"nextn_final_norm": "shared", "final_norm": False}, "needs final_norm=True: set it"),
     "narrow embeddings": ({"embedding_size": 32}, "needs embedding_size=64"),
     "both ways": ({"bidirectional": True}, "bidirectional=True: leave one"),
     "token types": ({"type_vocab_size": 2}, "type_vocab_size=2"),
@@ -302,6 +307,14 @@ def test_what_no_test_has_together_is_refused(what):
     settings, message = REFUSED[what]
     with pytest.raises(ValueError, match=message):
         blockformer.BlockformerDecoderConfig(**{**SIZES, "num_nextn_predict_layers": 1, **settings})
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_they_are_like_the_first_layer_or_the_last(place):
+    ours = predicting(1, **EXPERTS, **{**SHARED, "nextn_layer": place})
+    layer = {name: weight.shape for name, weight in ours.mtp[0].decoder.layers[0].named_parameters()}
+    models = ours.model.layers[0 if place == "first" else -1]
+    assert layer == {name: weight.shape for name, weight in models.named_parameters()}
 
 
 def test_labels_of_some_tokens_are_refused_in_training():

@@ -135,9 +135,8 @@ def test_a_prepared_model_has_a_runtime_of_its_own():
     assert type(ours.runtime) is CompiledRuntime
     other = copy.deepcopy(ours)
     assert other.runtime is not ours.runtime
-    assert other.runtime.steps._model is other
+    assert other.runtime.decoding.compiled._model is other
     assert other.runtime.decoding._model is other
-    assert other.runtime.decoding._compiled is other.runtime.steps
     ours.prepare_for_training()
     assert type(ours.runtime) is TrainingRuntime
     assert type(ours.model.runtime) is TrainingRuntime

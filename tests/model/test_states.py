@@ -246,7 +246,7 @@ def test_caches_that_do_not_fit_are_refused(kind):
     ):
         a_model(ids[:1], past_key_values=cache)
     with pytest.raises(
-        ValueError, match=r"\(DynamicCache\) keeps no state for layer 0: make it by DynamicCache\(config"
+        ValueError, match=r"\(DynamicCache\) keeps no state for layer 0: make it with DynamicCache\(config"
     ):
         a_model(ids, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match=f"head_mask is not supported with layer_types of '{kind}'"):
@@ -260,12 +260,12 @@ def test_packed_rows_with_padding_and_masks_of_pairs_are_refused(kind):
     a_model, ids = model(kind), token_ids(2, 6, vocab=97)
     mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]])
     positions = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
-    with pytest.raises(ValueError, match="position_ids begin again in a row that attention_mask hides tokens of: pack"):
+    with pytest.raises(ValueError, match="position_ids start again in a row where attention_mask hides tokens: pack"):
         a_model(ids, attention_mask=mask, position_ids=positions)
     a_model(ids, attention_mask=mask, position_ids=torch.arange(6)[None])
     whole = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
     with pytest.raises(
-        ValueError, match=r"attention_mask is \[2, 1, 6, 6\], and some layers keep a state: give one of"
+        ValueError, match=r"attention_mask is \[2, 1, 6, 6\], but some layers keep a state: pass one of"
     ):
         a_model(ids, attention_mask=whole)
 
@@ -279,7 +279,7 @@ def test_what_would_crop_a_state_is_refused(kind):
     cache = DynamicCache(config=a_model.config)
     if hasattr(cache, "activate_past_recording"):
         cache.activate_past_recording()
-        with pytest.raises(ValueError, match="past_key_values is to be cropped, and no state can be taken back"):
+        with pytest.raises(ValueError, match="past_key_values would be cropped, but a state cannot go back"):
             a_model(ids, past_key_values=cache)
 
 

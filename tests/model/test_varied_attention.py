@@ -86,7 +86,7 @@ REFUSED = {
     "an odd size": ({"attention_by_type": {FULL: {"head_dim": 9}}}, r"head_dim \(9\) must be even"),
     "one rotation": (
         {"rope_parameters": {"rope_theta": 10.0}},
-        "heads of several sizes, which turn by different frequencies",
+        "heads of several sizes, which rotate at different frequencies",
     ),
     "another rotation": (
         {"rope_parameters": ROPE | {FULL: {"rope_type": "linear", "factor": 2.0}}},
@@ -277,7 +277,7 @@ def test_what_would_change_layers_is_refused_by_name():
         blockformer.reshape(model, kv_heads=1)
     with pytest.raises(ValueError, match="is not supported with pruned_heads="):
         blockformer.prune_heads(model, {0: [0, 1]})
-    with pytest.raises(ValueError, match="give input_ids in place of inputs_embeds"):
+    with pytest.raises(ValueError, match="pass input_ids, not inputs_embeds"):
         model(inputs_embeds=torch.randn(1, 3, 32))
 
 

@@ -49,6 +49,14 @@ MSCALE = {
     "short_mscale": 1.243163121016122,
     "type": "longrope",
 }
+ERNIE_FURTHER = {
+    **{f"model.mtp_block.0.{name}_layernorm.weight": (32,) for name in ("input", "post_attention")},
+    **{f"model.mtp_block.0.self_attn.{name}_proj.weight": (16 if name in "kv" else 32, 32) for name in "qkvo"},
+    **{f"model.mtp_block.0.mlp.{name}_proj.weight": (64, 32) for name in ("gate", "up")},
+    "model.mtp_block.0.mlp.down_proj.weight": (32, 64),
+    **{f"model.mtp_{name}_norm.0.weight": (32,) for name in ("emb", "hidden")},
+    "model.mtp_linear_proj.0.weight": (32, 64),
+}
 DEEPSEEK_WORDS = {**FAST, "bos_token": BEGIN, "eos_token": FINISH, "pad_token": FINISH}
 
 RECORDS = (
@@ -628,10 +636,10 @@ RECORDS = (
                                "AutoModelForCausalLM": "modeling_ernie4_5_moe.Ernie4_5_MoeForCausalLM"},
                      head_dim=8, moe_capacity=[64, 64, 64], moe_gate="topk", moe_intermediate_size=24, moe_k=2,
                      moe_layer_end_index=1, moe_layer_interval=1, moe_layer_start_index=1, moe_num_experts=4,
-                     moe_num_shared_experts=2, moe_use_aux_free=True, pad_token_id=0, rope_theta=500000.0,
-                     tie_word_embeddings=True, transformers_version="4.54.0.dev0", use_bias=False),
+                     moe_num_shared_experts=2, moe_use_aux_free=True, num_nextn_predict_layers=1, pad_token_id=0,
+                     rope_theta=500000.0, tie_word_embeddings=True, transformers_version="4.54.0.dev0", use_bias=False),
         partial(llama, config={**LLAMA2, "cls_token": "<s>", "sep_token": "</s>"}, special_map=LLAMA2_MAP),
-        spelling=(NO_HEAD,),
+        spelling=(NO_HEAD, added(ERNIE_FURTHER)),
         dtype="bfloat16",
         shards=2,
         generation={"bos_token_id": 1, "do_sample": True, "eos_token_id": 2, "pad_token_id": 0, "temperature": 0.8,

@@ -321,7 +321,7 @@ def evaluate(
     if bool(files) == bool(tasks):
         raise typer.BadParameter("name text files, or tasks with --tasks")
     if limit is not None and not tasks:
-        raise typer.BadParameter("--limit is for --tasks: leave it out, or add those")
+        raise typer.BadParameter("--limit is for --tasks: leave it out, or add --tasks")
     reading = reading_of(revision, subfolder, variant, local_files_only)
     if tasks:
         run_tasks(src, tasks.split(","), dtype, length, limit, **reading)

@@ -64,7 +64,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="NAMES.json",
-            help="Write a draft of the file for --map: what shapes and names tell, and a question for all else.",
+            help="Write a draft of the file for --map: what shapes and names show, and a question for everything else.",
         ),
     ] = None,
     check: Annotated[
@@ -81,7 +81,7 @@ def doctor(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Whose list of ranks the tokenizer is (llama3, llama3.1, qwen, qwen2, qwen2.5, qwen3), or a JSON file "
+            help="Whose rank list the tokenizer uses (llama3, llama3.1, qwen, qwen2, qwen2.5, qwen3), or a JSON file "
             "with pat_str and special_tokens.",
         ),
     ] = None,

@@ -64,7 +64,7 @@ def show(summary: "Summary", console: Console) -> None:
     def line(text: str = "") -> None:
         console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
-    active = f", {summary.active:,} of them active for a token" if summary.active != summary.parameters else ""
+    active = f", {summary.active:,} active per token" if summary.active != summary.parameters else ""
     line(f"{summary.name}: {summary.parameters:,} parameters{active}")
     line()
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -83,6 +83,6 @@ def show(summary: "Summary", console: Console) -> None:
         line(f"state in {dtype}: {nbytes:,} bytes per text of any length ({format_size(nbytes)})")
     if summary.sliding:
         layers, window = summary.config.num_hidden_layers, summary.config.sliding_window
-        line(f"{summary.sliding} of {layers} layers keep the last {window:,} tokens only")
+        line(f"{summary.sliding} of {layers} layers keep only the last {window:,} tokens")
     for note in summary.notes:
         line(f"note: {note}")

@@ -41,9 +41,9 @@ def lab(
     ladder = _widths(widths)
     if report and (dry_run or shard):
         other = "--dry-run" if dry_run else "--shard"
-        raise typer.BadParameter(f"--report trains nothing, of no run: leave out {other}, or --report")
+        raise typer.BadParameter(f"--report trains nothing: leave out {other} or --report")
     if not experiment.is_file():
-        raise ConversionError(f"there is no file {experiment}")
+        raise ConversionError(f"{experiment}: no such file")
     from accelerate import PartialState
     from rich.console import Console
     from transformers.utils import logging
@@ -124,4 +124,4 @@ def _train(experiment: "Experiment", runs: "list[Run]", folder: Path, is_sharded
 
         elsewhere = run_all(experiment, runs, folder, text, is_sharded, told)
     if elsewhere and process.is_main_process:
-        print(f"other processes are at {len(elsewhere)} of these runs: {', '.join(elsewhere)}", file=sys.stderr)
+        print(f"other processes are working on {len(elsewhere)} of these runs: {', '.join(elsewhere)}", file=sys.stderr)

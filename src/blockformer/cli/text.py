@@ -30,7 +30,9 @@ def load_writer(
     """
     model, folder = load_any(src, dtype, revision=revision, **reading)
     if not model.can_generate() or model.config.is_encoder_decoder:
-        raise ConversionError(f"{src}: {type(model).__name__} is not a causal language model")
+        raise ConversionError(
+            f"{src}: {type(model).__name__} is not a causal language model; name one that writes text"
+        )
     if model.config.bidirectional:
         raise ConversionError(f"{src}: this decoder is bidirectional, so it cannot generate text")
     return model, load_tokenizer(src, folder)
@@ -46,8 +48,8 @@ def run_chat(
         raise ConversionError("--system needs a tokenizer with a chat template, and this one has none: leave it out")
     start: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
     history, console = list(start), Console(stderr=True)
-    kind = "a chat" if has_template else "no chat template: each line is a text to continue"
-    console.print(f"{kind}. {ANEW} forgets, {LEAVE[0]} or Ctrl-D leaves.", highlight=False)
+    kind = "chat" if has_template else "no chat template: each line is a text to continue"
+    console.print(f"{kind}. {ANEW} starts over, {LEAVE[0]} or Ctrl-D quits.", highlight=False)
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
@@ -61,10 +63,10 @@ def run_chat(
             inputs, forgotten = _fitting(src, model, tokenizer, told, line.rstrip("\n"), len(start))
             if inputs is None:
                 read = f"the model reads {model.config.max_position_embeddings} tokens"
-                console.print(f"too long: {read}, fewer than this line has. Write a shorter one.", highlight=False)
+                console.print(f"too long: {read}, and this line has more. Write a shorter one.", highlight=False)
                 continue
             if forgotten:
-                console.print(f"the context is full: the first {forgotten} messages are forgotten.", highlight=False)
+                console.print(f"the context is full: the first {forgotten} messages were dropped.", highlight=False)
                 del told[len(start) : len(start) + forgotten]
             answer = _answer(model, tokenizer, inputs, not greedy, max_new_tokens)
             history = [*told, {"role": "assistant", "content": answer}]

@@ -74,7 +74,7 @@ def _show(found: "Verification", is_signed: bool) -> None:
             print(printable(f"    {problem}"))
     for name in found.to_read:
         print(printable(f"to read   {name}, SHA-256 {found.files[name]}"))
-        print("    a block that the repo's author wrote. Who loads the repo by its own code runs it, and Blockformer")
+        print("    a block that the repo's author wrote. Loading the repo with its own code runs it, and Blockformer")
         print("    cannot say what it does. Read it, then: blockformer --block FILE verify REPO")
     for note in found.notes:
         print(printable(f"note: {note}"))

@@ -67,10 +67,10 @@ def gather(folder: Path | None = None, max_bytes: int = 8_000_000, held_out_shar
         held_out_share: the share of the gathered bytes that is held out, at least one file.
 
     Raises:
-        CorpusError: fewer than 200,000 bytes of source are there, as on a Python without its sources.
+        CorpusError: fewer than 200,000 bytes of source are gathered, as on a Python without its sources.
     """
     folder = Path(folder or sysconfig.get_paths()["stdlib"])
-    files, seen, total = [], set(), 0
+    files, seen, total, fix = [], set(), 0, "install Python with its sources"
     for path in sorted(folder.rglob("*.py"), key=lambda path: _order(path.relative_to(folder))):
         if _LEFT_OUT.intersection(path.relative_to(folder).parts[:-1]):
             continue
@@ -81,12 +81,13 @@ def gather(folder: Path | None = None, max_bytes: int = 8_000_000, held_out_shar
         if not text.strip() or text in seen:
             continue
         if total + len(text.encode()) > max_bytes:
+            fix = f"allow more than {max_bytes:,}"
             break
         seen.add(text)
         files.append(SourceFile(path.relative_to(folder).as_posix(), text))
         total += files[-1].num_bytes
     if total < MINIMUM_BYTES:
-        raise CorpusError(f"only {total:,} bytes of Python source below {folder}; install Python with its sources.")
+        raise CorpusError(f"only {total:,} bytes of Python source from {folder}; {fix}.")
     return _split(files, held_out_share * total)
 
 

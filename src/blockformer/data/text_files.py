@@ -90,7 +90,7 @@ def split(files: list[SourceFile], share: float = HELD_OUT) -> Corpus:
     """
     total = sum(file.num_bytes for file in files)
     if total < LEAST_BYTES:
-        raise TextError(f"only {total:,} bytes of text: give at least {LEAST_BYTES:,}, better a few million")
+        raise TextError(f"only {total:,} bytes of text: use at least {LEAST_BYTES:,}, better a few million")
     wanted = max(share * total, LEAST_HELD_OUT)
     held_out, taken = [], 0
     for file in files:

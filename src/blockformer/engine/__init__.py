@@ -33,6 +33,7 @@ Then those that only the package uses:
 - `_cuda_clearCublasWorkspaces` (torch._C): AttributeError where a GPU captures a step.
 - `_pad_token_tensor`, `_eos_token_tensor` (of the settings of a call of `generate`): AttributeError in a model with
   compiled steps.
+- `_mask_length` (of these settings): a cache that holds the beginning of a text goes to the library's loop.
 - `_pytree` (torch.utils; `tree_map`): ImportError.
 - `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), and of torch._C `DisableTorchFunctionSubclass`:
   AttributeError where weights are packed.

@@ -10,19 +10,16 @@ import inspect
 
 import torch
 from torch.nn.attention.flex_attention import flex_attention
-from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import is_flash_attn_2_available
 
 from ..model.attention import Attention
-from ..model.compat import CACHE, causal_masks, encoder_masks, is_mapped
+from ..model.compat import causal_masks, encoder_masks, is_mapped
 from ..model.positions import adds_to_scores
 from .measure import is_enabled
 from .unpadding import Unpadding, find_unpadding
 
 DEVICE = "cuda"
-"""The kind of device that has a kernel for sequences of any length."""
-COMPILES = ("cuda", "xpu")
-"""The kinds of device on which `generate` compiles a step over a static cache by itself."""
+"""The kind of device that has a kernel for sequences of any length, and graphs of steps."""
 _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_CHANNELS = 256  # of a head, in the kernel
 # Tokens of a batch, times the square of the width, from which on the device and not the host is what takes time, and so
@@ -94,22 +91,6 @@ def is_full(stack, attention_mask, past_key_values) -> bool:
     is_due = attention_mask.device.type == DEVICE and is_empty(past_key_values) and not reads_source
     is_due = is_due and _is_plain(stack) and _is_large(attention_mask.numel(), stack.embed_tokens.weight, stack.config)
     return is_due and bool((attention_mask != 0).all())
-
-
-def masks_for_generate(**given):
-    """The library's `create_masks_for_generate`, faster for a step; a prompt for an empty static cache keeps its own.
-
-    So the stack sees where the padding of a prompt is. `generate` asks a model that has such an attribute.
-    """
-    config, mask, cache = given["config"], given["attention_mask"], given[CACHE]
-    if given.get("is_first_iteration") and is_empty(cache):
-        return mask
-    is_step = given["inputs_embeds"].shape[1] == 1 and config._attn_implementation == "sdpa"
-    if mask is None or not is_step or set(config.layer_types) != {"full_attention"}:
-        return create_masks_for_generate(**given)
-    # One token sees all that came before it, and the rest of the cache is empty.
-    room, _ = cache.get_mask_sizes(1, 0)
-    return {"full_attention": torch.nn.functional.pad(mask.bool(), (0, room - mask.shape[1]))[:, None, None]}
 
 
 def unpadding_of(stack, hidden_states, attention_mask, sequences: dict):

@@ -53,7 +53,7 @@ class BeamSearch:
         call, steps = self._call, self._steps
         for length in range(self._start, call.longest):
             if length > self._start:
-                steps.advance(length, greedy=False)
+                call.advance(steps, length)
                 self._logits = steps.logits[:, -1].float()
             scores, rows, tokens = self._candidates(length)
             has_ended = steps.is_end[tokens] | (length + 1 >= call.longest)
@@ -65,9 +65,6 @@ class BeamSearch:
         count = call.settings.num_return_sequences
         length = self._start + int(self._lengths[:, :count].max())
         return self._finished[:, :count, :length].flatten(0, 1)
-
-    def take_back(self) -> None:
-        """Nothing has been drawn."""
 
     def _candidates(self, length: int):
         """The best continuations [B, k] of each source, best first: scores, rows of their beams, and tokens."""

@@ -99,30 +99,23 @@ def share_sources(cache, beams: int) -> None:
         cross.layers = [CrossLayer(beams) for _ in cache.self_attention_cache.layers]
 
 
-def shared_beams(attention, states, cache) -> int:
-    """How many rows of each source share its keys and values in a cache that has none of this layer: n, or 1.
+def fill(attention, states, cache) -> None:
+    """Keys and values of the encoder's states into a cache that has none of this layer.
 
     Args:
         attention: a cross-attention.
         states: the encoder's, [B * n, S, C].
+        cache: of which a `CrossLayer` holds those of n equal rows once.
     """
     layers, index = cache.cross_attention_cache.layers, attention.layer_idx
     beams = getattr(layers[index], "most_beams", 1) if index < len(layers) else 1
-    if beams == 1 or (torch.is_grad_enabled() and states.requires_grad):
-        return 1
+    learns = torch.is_grad_enabled() and states.requires_grad
     parts = [getattr(attention, name) for name in ("k_proj", "v_proj", "k_norm")]
-    if any(part is not None and is_watched(part) for part in parts):
-        return 1
-    return 1 if sources(states, beams) is None else beams
-
-
-def fill(attention, states, cache) -> None:
-    """Keys and values of the encoder's states into a cache that has none of this layer; arguments as above."""
-    if (beams := shared_beams(attention, states, cache)) == 1:
+    is_seen = beams > 1 and any(part is not None and is_watched(part) for part in parts)
+    if beams == 1 or learns or is_seen or sources(states, beams) is None:
         attention._cross_keys_values(states, cache)
         return
-    index = attention.layer_idx
-    cache.cross_attention_cache.layers[index].share(*attention._project_keys_values(states[::beams]), beams)
+    layers[index].share(*attention._project_keys_values(states[::beams]), beams)
     cache.is_updated[index] = True  # last: what fails before leaves no hole
 
 
@@ -132,19 +125,6 @@ def sources(rows, beams: int):
         return None
     groups = rows.unflatten(0, (-1, beams))
     return groups[:, 0] if torch.equal(groups, groups[:, :1].expand_as(groups)) else None
-
-
-def sources_of_mask(mask, layers: list):
-    """A source mask [B * n, S] as [B, S], for what layers share; where its rows differ, they share no longer."""
-    beams = {layer.beams for layer in layers if isinstance(layer, CrossLayer)}
-    if beams <= {1}:
-        return mask
-    shared_mask = None if len(beams) > 1 or mask is None else sources(mask, max(beams))
-    if shared_mask is None and (mask is not None or len(beams) > 1):
-        for layer in layers:
-            layer.end_sharing()
-        return mask
-    return shared_mask
 
 
 def has_state(layer) -> bool:

@@ -1,7 +1,8 @@
 """The loop that writes text by compiled steps: greedy search and sampling, as in the library's `_sample`, and beams.
 
 The host of a GPU never waits for a token. It launches the next one, and reads some tokens late whether all rows have
-ended; what was written after the end is cut off. Processors and criteria that a call asks for are the library's own.
+ended; what was written after the end is cut off. Processors and criteria that a call asks for are the library's own. If
+code of the caller's changes the model between two tokens, by a hook for example, the model itself writes the rest.
 
 B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabulary.
 """
@@ -10,18 +11,20 @@ import threading
 from collections import deque
 
 import torch
+from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import EosTokenCriteria, GenerationMixin, MaxLengthCriteria
+from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMixin, MaxLengthCriteria
 
-from ..model.compat import CACHE
 from .attention import is_in_use
 from .beam_search import BeamSearch
 from .beams import share_sources, sources
 from .fallbacks import Fallbacks, Uncompiled
 from .forbidden import only_forbid, without_forbidden
-from .graphs import CPUParts, Parts, Prompt, Steps, room_for
+from .graphs import Prompt, Steps, room_for
 from .measure import is_enabled
-from .step import COLLECTED, CompiledSteps
+from .parts import CPUParts, Parts, PlainParts
+from .seen_cache import seen_cache, tokens_in
+from .step import CompiledSteps
 from .step_parts import WRITTEN, keeps_state
 from .watched import Modules
 
@@ -36,13 +39,9 @@ _KNOWN = {
 }  # fmt: skip
 # Methods of the library's loop that this one does not call: a prefix comes in by the first.
 _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-_RETURNED_TOO = (
-    "output_hidden_states",
-    "output_attentions",
-    "output_scores",
-    "output_logits",
-    "return_dict_in_generate",
-)
+# Fields of a config by which every call returns more, and of a call's settings.
+_COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
+_RETURNED_TOO = (*_COLLECTED[:2], "output_scores", "output_logits")
 
 
 class Decoding:
@@ -54,16 +53,16 @@ class Decoding:
         compiled: the steps of a CPU; without them it runs the steps of a GPU uncompiled, which is for tests.
     """
 
-    def __init__(self, model, device: str = "cuda", compiled: CompiledSteps | None = None):
-        self._model, self._device, self._compiled = model, device, compiled
-        self.fallbacks = Fallbacks("writing" if compiled is None else "beam search")
+    def __init__(self, model, device: str, compiled: CompiledSteps | None = None):
+        self._model, self._device, self.compiled = model, device, compiled
+        self.fallbacks = Fallbacks()
         self._lock = threading.Lock()
         self._parts: Parts | None = None
         self._watched: Modules | None = None
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        return Decoding, (None,), (self._model, self._device, self._compiled)  # a copy captures graphs of its own
+        return Decoding, (None, ""), (self._model, self._device, self.compiled)  # a copy captures graphs of its own
 
     def __setstate__(self, state):
         self.__init__(*state)  # type: ignore[misc]
@@ -76,27 +75,22 @@ class Decoding:
             self._parts, self._free = None, []
 
     def write(self, model, input_ids, arguments: tuple, named: dict):
-        """The tokens [B, S] of prompts [B, T], or None for the library's loop, which has the same arguments."""
+        """What the library's loop returns for prompts [B, T], or None for that loop, which has the same arguments."""
         try:
             call = self._checked(model, input_ids, arguments, named)
             steps, scores = self._read(call)
         except Uncompiled as reason:
-            # A CPU's steps are compiled in the library's loops, too, but its beam search may take as long as they do.
-            if self._compiled is None or _beams_of(named) > 1:
-                self.fallbacks.note(str(reason))
+            self.fallbacks.note(str(reason))
             return None
-        text = (_Text if call.beams == 1 else BeamSearch)(call, steps, scores)
         try:
-            return text.written()
-        except Uncompiled:  # the compiler failed, at the first step
-            text.take_back()
-            return None
+            text = (_Text if call.beams == 1 else BeamSearch)(call, steps, scores).written()
+            return call.returned(text, steps)
         finally:
-            if steps.problem is not None:
-                self.fallbacks.note(f"a step could not be captured: {steps.problem}")
+            for problem in filter(None, (call.problem, steps.problem)):
+                self.fallbacks.note(problem)
             steps.end()
             with self._lock:
-                if steps.parts is self._parts and self._compiled is None:
+                if steps.parts is self._parts and self.compiled is None:
                     self._free = [*self._free[-_KEPT + 1 :], steps]
 
     def _checked(self, model, input_ids, arguments, named) -> "_Call":
@@ -107,52 +101,44 @@ class Decoding:
         others += [name for name in _RETURNED_TOO if getattr(settings, name, False)]
         unknown = ("prefill_chunk_size", "is_assistant", *(("do_sample", "low_memory") if _beams_of(named) > 1 else ()))
         others += [name for name in unknown if getattr(settings, name, None)]
-        others += [name for name in COLLECTED if getattr(self._model.get_decoder().config, name, False)]
+        others += [name for name in _COLLECTED if getattr(self._model.get_decoder().config, name, False)]
         if input_ids.device.type != self._device or not is_enabled() or input_ids.shape[1] == 0:
             raise Uncompiled(f"fast paths are off, or the prompt is not on '{self._device}'")
         if arguments or others:
             raise Uncompiled(f"{(*others, 'a positional argument')[0]} is given")
-        if getattr(settings, "cache_implementation", None) not in (None, "static"):
+        if getattr(settings, "cache_implementation", None) is not None:
             raise Uncompiled(f"the cache is to be '{settings.cache_implementation}'")
-        cache = named.get(CACHE)
-        own = getattr(cache, "self_attention_cache", cache)
-        # A layer with a state does not say it; some layer always has keys.
-        if own is not None and any(getattr(layer, "is_initialized", False) for layer in own.layers):
-            raise Uncompiled("a cache is given")
         mask = named.get("decoder_attention_mask")
         if mask is not None and not mask.all():
             raise Uncompiled("the target is padded")
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self._device):
-            raise Uncompiled("gradients or autocast are on")
+            raise Uncompiled("gradients are on" if torch.is_grad_enabled() else "autocast is on")
         if not is_in_use(model.config):
             raise Uncompiled(f"attention is computed by '{model.config._attn_implementation}'")
         with self._lock:
             if self._watched is None:
-                self._watched = Modules(model)
+                # An encoder has read its source before.
+                self._watched = Modules(model, without=model.get_encoder() if model.config.is_encoder_decoder else None)
             is_touched = not self._watched.are_untouched()
         if is_touched:
             raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
         for name in _NOT_CALLED:
             if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
                 raise Uncompiled(f"{name} was replaced")
-        call = _Call(model, input_ids, named, is_late=self._compiled is None)
+        call = _Call(model, input_ids, named, self._watched, by_graphs=self.compiled is None)
         if call.beams > 1 and call.own_criteria:
             raise Uncompiled(f"{type(call.own_criteria[0]).__name__} is given")
         if call.beams > 1 and any(each is not None and sources(each, call.beams) is None for each in (input_ids, mask)):
             raise Uncompiled("beams begin with different texts")
-        if self._compiled is not None:
-            if call.code_of_caller:  # it may change the model, which each step in the library's loop notices
-                raise Uncompiled(f"{type(call.code_of_caller[0]).__name__} runs between tokens")
-            self._compiled.functions_for(*call.kind)  # before the prompt is read
-            if "sliding_attention" in self._model.get_decoder().config.layer_types:
-                raise Uncompiled("a window's keys and values are in a cache of their own")
+        if self.compiled is not None:
+            self.compiled.functions_for(*call.kind)  # before the prompt is read
         return call
 
     def _read(self, call: "_Call"):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
-        if self._compiled is not None:
-            parts = CPUParts(self._compiled, *call.kind)
+        if self.compiled is not None:
+            parts = CPUParts(self.compiled, *call.kind)
             length = call.input_ids.shape[1]
             steps = Steps(parts, prompt, room_for(length + length // 2 + WRITTEN), scores.shape[-1])
             steps.begin(prompt, call.input_ids, call.ends, call.pad)
@@ -175,12 +161,20 @@ class Decoding:
 class _Call:
     """A call of `generate`: what is to be read, and how tokens are chosen.
 
+    Attributes:
+        cache: the library's that the caller sees afterwards, or None.
+        problem: why the model itself has written a part of the text, or None.
+        is_late: whether the host goes on before it knows a token.
+
     Args:
-        is_late: whether the host goes on before it knows a token, as one of a GPU does.
+        watched: the model's modules.
+        by_graphs: whether steps are those of a GPU.
     """
 
-    def __init__(self, model, input_ids, named: dict, is_late: bool):
-        self.model, self.input_ids, self._named, self.is_late = model, input_ids, named, is_late
+    def __init__(self, model, input_ids, named: dict, watched: Modules, by_graphs: bool):
+        self.model, self.input_ids, self._named, self._watched = model, input_ids, named, watched
+        self.problem: str | None = None
+        self._by_graphs = by_graphs
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
         self.streamer, self.beams = named.get("streamer"), _beams_of(named)
@@ -192,15 +186,50 @@ class _Call:
         pad = self.settings._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
         self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
-        self.code_of_caller = [each for each in (*self.processors, *self.criteria, self.streamer) if _may_be_own(each)]
+        self._runs_code = any(map(_may_be_own, (*self.processors, *self.criteria, self.streamer)))
+        # What a streamer of the caller's does to a model counts from the next token on.
+        self.is_late = by_graphs and not _may_be_own(self.streamer)
         self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
+        self._has_dict = getattr(self.settings, "return_dict_in_generate", False)
+        self.cache = seen_cache(named)
+        self._past = 0
+        if self.cache is not None:
+            self._past = tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late=by_graphs)
 
     def _fresh(self, cache):
-        """On a CPU the model's own, so that an encoder-decoder's first token is a step."""
-        if not self.is_late:
+        """On a CPU the model's own, of which windows need less memory, and beams share a source."""
+        if not self._by_graphs:
             cache = self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
             share_sources(cache, self.beams)
         return cache
+
+    def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
+        """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
+        if self._runs_code and not isinstance(steps.parts, PlainParts) and not self._watched.are_untouched():
+            self._go_on_plainly(steps, length, "code of the caller's has changed the model in the middle of a text")
+        try:
+            steps.advance(length, greedy)
+        except Uncompiled as reason:
+            self._go_on_plainly(steps, length, str(reason))
+            steps.advance(length, greedy)
+
+    def _go_on_plainly(self, steps: Steps, length: int, problem: str) -> None:
+        self.problem = problem
+        cache, start, source_length = self.cache, self.input_ids.shape[1], 0
+        source: dict = {}
+        if self.model.config.is_encoder_decoder:
+            source = {name: self._named.get(name) for name in ("encoder_outputs", "attention_mask")}
+            source_length = source["encoder_outputs"][0].shape[1]
+        if cache is None:
+            cache, start = self.model.get_decoder().new_cache(for_cross_attention=bool(source)), 0
+        steps.fill(cache, start, length - 1, source_length)
+        steps.parts = PlainParts(self.model, cache, steps.parts.beams, source)
+
+    def returned(self, text, steps: Steps):
+        """What `generate` is to return for a text [B, S]; the caller's cache holds all of it but the last token."""
+        if self.cache is not None and not isinstance(steps.parts, PlainParts):
+            steps.fill(self.cache, self.input_ids.shape[1], text.shape[1] - 1)
+        return GenerateDecoderOnlyOutput(sequences=text, past_key_values=self.cache) if self._has_dict else text
 
     def read(self):
         """The prompt in a cache of the library's, and float32 scores [B, V] of the next token."""
@@ -219,12 +248,16 @@ class _Call:
             prompt = Prompt(cache.self_attention_cache, visible, positions, cache.cross_attention_cache, source_mask)
         else:
             keeps = any(map(keeps_state, self.model.get_decoder().layers))
-            cache = self._fresh(DynamicCache(config=config) if keeps else DynamicCache())
+            cache = self.cache
+            if cache is None:
+                cache = self._fresh(DynamicCache(config=config) if keeps else DynamicCache())
             positions = named.get("position_ids")
             if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
                 raise Uncompiled("the attention mask is not [batch, length]")
             first = slice(None, None, self.beams)  # a prompt is read once for all of its beams
-            given = {"input_ids": self.input_ids, "attention_mask": mask, "position_ids": positions}
+            given = {"input_ids": self.input_ids[:, self._past :], "attention_mask": mask, "position_ids": positions}
+            if positions is not None:
+                given["position_ids"] = positions[:, self._past - length :]
             given = {name: None if each is None else each[first] for name, each in given.items()}
             output = self.model(**given, past_key_values=cache, use_cache=True, logits_to_keep=1)
             visible = self.input_ids.new_ones(rows, length, dtype=torch.bool) if mask is None else mask != 0
@@ -253,7 +286,7 @@ class _Text:
         start = call.input_ids.shape[1]
         for length in range(start, call.longest):
             if length > start:
-                steps.advance(length, call.is_greedy)
+                call.advance(steps, length, call.is_greedy)
             if length == start or not call.is_greedy:
                 self._choose(length)
             if self._is_over(length - start):
@@ -267,11 +300,6 @@ class _Text:
         if call.settings.do_sample and count < written:  # as if nothing had been drawn after the end
             _set_random(steps.ids.device, self._random[count - written])
         return steps.output[:, : start + count].clone()
-
-    def take_back(self) -> None:
-        """Be as if nothing had been drawn."""
-        if self._random:
-            _set_random(self._steps.ids.device, self._random[0])
 
     def _choose(self, length: int) -> None:
         """The token at this index, by the library's processors and criteria."""
@@ -333,8 +361,10 @@ class _Late:
 
 def _may_be_own(part) -> bool:
     """Whether a processor, a criterion or a streamer runs code from outside of the library, its own or one it holds."""
-    is_library = type(part).__module__.partition(".")[0] in ("transformers", "builtins")
-    return not is_library or (part is not None and any(map(callable, vars(part).values())))
+    if part is None:
+        return False
+    held = (each for each in vars(part).values() if not isinstance(each, PreTrainedTokenizerBase))
+    return type(part).__module__.partition(".")[0] != "transformers" or any(map(callable, held))
 
 
 def _beams_of(named: dict) -> int:

@@ -10,7 +10,7 @@ from ..model.awq_linear import QuantizedLinear
 from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from . import measure
-from .accelerator import SharingAttention, masks_for_generate
+from .accelerator import SharingAttention
 from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
 from .packed import PackedLinear
@@ -103,11 +103,8 @@ def explain(model) -> Explanation:
         TypeError: the model comes from another library, or from the code in a repo.
     """
     check_class(model)
-    fallbacks = [part.fallbacks for part in _compiled_parts(model)]
     decoding = getattr(model.runtime, "decoding", None)
-    if decoding is not None:
-        fallbacks.append(decoding.fallbacks)
-    reasons = {f"{each.part}: {reason}": count for each in fallbacks for reason, count in each.reasons.items()}
+    reasons = {} if decoding is None else {f"writing: {each}": n for each, n in decoding.fallbacks.reasons.items()}
     file = measure.decisions_file()
     return Explanation(
         (*_writing(model), *map(_layers, _stacks_of(model)), *_products(model), *_rest(model)),
@@ -165,19 +162,17 @@ def _stacks_of(model) -> list[Stack]:
     return [module for module in model.modules() if isinstance(module, Stack)]
 
 
-def _compiled_parts(model) -> list:
-    steps = getattr(model.runtime, "steps", None)
-    return [] if steps is None else [steps]
+def _compiled_steps(model):
+    """The steps that a CPU compiles, or None."""
+    return getattr(getattr(model.runtime, "decoding", None), "compiled", None)
 
 
 def _writing(model) -> list[Part]:
     if not can_compile(model):
         return []
-    steps = getattr(model.runtime, "steps", None)
+    steps = _compiled_steps(model)
     if isinstance(model.runtime, WritingRuntime):
-        return [Part("one more token", "a CUDA graph of compiled layers; with beams compiled by transformers")]
-    if _has_static_cache(model):
-        return [Part("one more token", "compiled by transformers, in `generate` only")]
+        return [Part("one more token", "a CUDA graph of compiled layers")]
     if steps is None:
         hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
         if (name := uncompiled_field(model.config)) is not None:
@@ -216,7 +211,7 @@ def _products(model) -> list[Part]:
         if modules:
             name = _layers_with_weights(modules)
             way, reason = _PRODUCTS[kind]
-            if _compiled_parts(model) and kind in (nn.Linear, QuickLinear):
+            if _compiled_steps(model) and kind in (nn.Linear, QuickLinear):
                 way = f"as part of compiled code; outside of it {way}"
             if kind is nn.Linear and layers[PackedLinear]:
                 reason = "not packed: small, tied to an embedding, or with a hook"
@@ -249,14 +244,8 @@ def _rest(model) -> list[Part]:
     parts = [Part("attention", f"'{attention}'", reason), Part("padding", padding, why)]
     if any(stack.is_causal for stack in _stacks_of(model)):
         grows = isinstance(model.runtime, PreparedRuntime)
-        cache = "grows in place" if grows else "the library's, copied for each token"
-        parts.append(Part("the cache", "of a fixed size in `generate`" if _has_static_cache(model) else cache))
+        parts.append(Part("the cache", "grows in place" if grows else "the library's, copied for each token"))
     return parts
-
-
-def _has_static_cache(model) -> bool:
-    """Whether `generate` compiles the step by itself, on a GPU."""
-    return getattr(model, "create_masks_for_generate", None) is masks_for_generate
 
 
 def _bytes_held_twice(model) -> int:
@@ -265,4 +254,5 @@ def _bytes_held_twice(model) -> int:
     for module in model.modules():
         if isinstance(module, PreparedQuantizedLinear):
             held += 0 if module._copy is None else module._copy.weight.nbytes
-    return held + sum(each.bytes_of_copies() for each in _compiled_parts(model))
+    steps = _compiled_steps(model)
+    return held if steps is None else held + steps.bytes_of_copies()

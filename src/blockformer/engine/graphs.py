@@ -8,17 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.cache_utils import Cache
 
 from .beams import has_state, held_by
-from .compiler import compiled
-from .fallbacks import Uncompiled
 from .few_rows import BLOCK
-from .joined import join
-from .step_functions import StepFunctions
+from .parts import CPUParts, Parts, PlainParts
 from .step_parts import WRITTEN
-from .watched import unknown_code
 
 _LEAST_ROOM = 128
 
@@ -27,79 +22,6 @@ def room_for(length: int) -> int:
     """Places for so many tokens: few different numbers, at most an eighth more than needed in long texts."""
     step = max(_LEAST_ROOM, 1 << max(0, length.bit_length() - 4))
     return -(-length // step) * step
-
-
-class Parts:
-    """The parts of a model's step for a GPU, as functions of tensors.
-
-    Attributes:
-        beams: rows that share the keys and values of their source.
-
-    Args:
-        model: a decoder with a language model head, or an encoder-decoder.
-        is_compiled: whether the parts are compiled; a CPU runs them as they are.
-    """
-
-    beams = 1
-
-    def __init__(self, model, is_compiled: bool):
-        if (unknown := unknown_code(model)) is not None:
-            raise Uncompiled(f"the model contains code of another package: {unknown}")
-        stack = model.get_decoder()
-        if stack.passes > 1:
-            raise Uncompiled("layers share their weights")
-        self._joined = join(stack.layers)
-        in_place: dict[nn.Module, nn.Module] = {
-            layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
-        }
-        device = "cuda" if is_compiled else None
-        functions = StepFunctions(model, written=1, in_place=in_place, device=device)
-        self.windows, self.logits, self.log_sums = functions.windows, functions.logits, functions.log_sums
-        self.choose = _choose if device is None else compiled(_choose, device)
-        self._model = model
-        self._places = self._addresses()
-
-    def are_current(self) -> bool:
-        """Whether every weight still lies where the graphs read it."""
-        return self._places == self._addresses()
-
-    def undo(self) -> None:
-        """Take the joined products apart."""
-        for product in self._joined:
-            product.undo()
-
-    def _addresses(self) -> list[tuple[int, int]]:
-        """Which tensors the weights are, and where; a quantized one, whose numbers are in other tensors, is at 0."""
-        tensors = (*self._model.parameters(), *self._model.buffers())
-        return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
-
-
-class CPUParts:
-    """The parts of a step on a CPU, in place of `Parts`.
-
-    Args:
-        steps: the model's `CompiledSteps`.
-        sources, beams: of a batch, and of each of them.
-    """
-
-    def __init__(self, steps, sources: int, beams: int = 1):
-        self._steps, self._functions, self.choose = steps, steps.functions_for(sources, beams), _choose
-        self.windows, self.log_sums, self.beams = self._functions.windows, self._functions.log_sums, beams
-        steps.refresh()
-
-    def logits(self, *given):
-        """As `StepFunctions.logits`."""
-        return self._steps.computed(self._functions, *given)
-
-
-def _choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
-    """Greedy choice from logits [B, 1, V], kept in `output` [B, R]; a row that has ended gets padding."""
-    token = logits[:, -1].float().argmax(-1)
-    token = torch.where(unfinished, token, pad)
-    count.add_(unfinished.any())
-    unfinished.logical_and_(~is_end[token])
-    state_ids.copy_(token[:, None])
-    output.index_copy_(1, slot + 1, token[:, None])
 
 
 @dataclass
@@ -132,14 +54,15 @@ class Steps:
         problem: why a step could not be captured, so that it is launched piece by piece; None if each could.
 
     Args:
-        parts: the model's.
+        parts: the model's; `PlainParts` may take their place.
         prompt: of which keys and values have the sizes.
         room: slots of the buffers; on a GPU for the whole text.
         vocabulary: the number of tokens.
     """
 
     def __init__(self, parts: Parts | CPUParts, prompt: Prompt, room: int, vocabulary: int):
-        self.parts, self.room = parts, room
+        self.parts: Parts | CPUParts | PlainParts = parts
+        self.room = room
         with torch.inference_mode(False), torch.no_grad():
             rows, device = len(prompt.visible), prompt.visible.device
             self.ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
@@ -153,7 +76,10 @@ class Steps:
             self.count = torch.zeros((), dtype=torch.long, device=device)
             self._columns = torch.arange(room, device=device)
             self._has_state = [has_state(layer) for layer in prompt.cache.layers]
-            self._buffers = [_buffers(layer, rows, room) for layer in prompt.cache.layers]
+            leads = [BLOCK if window else 0 for window in parts.cut] or [0] * len(self._has_state)
+            self._buffers = [
+                _buffers(layer, rows, room, lead) for layer, lead in zip(prompt.cache.layers, leads, strict=True)
+            ]
             self._sources: list = [[] for _ in self._buffers]
             self._source_visible = None
             if prompt.cross is not None:
@@ -184,7 +110,8 @@ class Steps:
         for pair, layer, keeps in zip(self._buffers, prompt.cache.layers, self._has_state, strict=True):
             for buffer, states in zip(pair, held_by(layer), strict=True):
                 of_rows = buffer.unflatten(0, (len(states), -1))
-                (of_rows if keeps else of_rows[..., :length, :])[:] = states[:, None]
+                # A layer with a window may hold the end of a prompt only.
+                (of_rows if keeps else of_rows[..., length - states.shape[2] : length, :])[:] = states[:, None]
                 if not self._is_fresh and not keeps:
                     buffer[:, :, length:].zero_()  # what is hidden is multiplied by 0, which NaN survives
         if prompt.cross is not None:
@@ -222,6 +149,8 @@ class Steps:
             if length + WRITTEN > self.room:
                 self._grow(room_for(length + length // 2 + WRITTEN))
             seen = max(WRITTEN, -(-length // BLOCK) * BLOCK)
+        elif isinstance(self.parts, PlainParts):
+            seen = self.room
         else:
             seen = min(room_for(length), self.room)
             if (seen, greedy) not in self._graphs:
@@ -239,9 +168,7 @@ class Steps:
         """Give the buffers so many slots, and take over what they hold."""
 
         def grown(tensor, dim: int):
-            sizes = list(tensor.shape)
-            sizes[dim] = room
-            larger = torch.zeros(sizes, dtype=tensor.dtype, device=tensor.device)
+            larger = _zeros(tensor, tensor.shape, dim, room, BLOCK if tensor.storage_offset() else 0)
             larger.narrow(dim, 0, self.room).copy_(tensor)
             return larger
 
@@ -261,6 +188,12 @@ class Steps:
         """
         if not rows:
             return
+        if isinstance(self.parts, PlainParts):
+            index = torch.arange(len(self.ids), device=self.ids.device)
+            for source, target, _ in rows:
+                index[target] = source
+            self.parts.cache.reorder_cache(index)
+            return
         *ends, firsts = zip(*rows, strict=True)
         sources, targets = torch.tensor(ends).to(self.ids.device)
         for buffer in self._states():
@@ -274,6 +207,27 @@ class Steps:
                 part = buffer[:, :, min(firsts) : length]
                 part.index_copy_(0, targets, part.index_select(0, sources))
 
+    @torch.no_grad()
+    def fill(self, cache, start: int, length: int, source_length: int = 0) -> None:
+        """Append tokens from `start` to `length` to a cache of the library's, whose states become the present ones.
+
+        Of an encoder-decoder it gets the source's keys and values, too.
+        """
+        own = getattr(cache, "self_attention_cache", cache)
+        for index, (pair, keeps) in enumerate(zip(self._buffers, self._has_state, strict=True)):
+            if keeps:
+                past, state = pair
+                own.layers[index].update_conv_state(past)
+                if state.numel():
+                    own.layers[index].update_recurrent_state(state)
+            elif start < length:
+                own.update(*(buffer[:, :, start:length].clone() for buffer in pair), index)
+        for index, pair in enumerate(self._sources):
+            if pair:
+                states = (each[:, :, :source_length].repeat_interleave(self.parts.beams, 0) for each in pair)
+                cache.cross_attention_cache.update(*states, index)
+                cache.is_updated[index] = True
+
     def end(self) -> None:
         """The text is written."""
         if self._done is not None:
@@ -282,21 +236,31 @@ class Steps:
     def _run(self, seen: int, greedy: bool) -> None:
         parts = self.parts
         self.visible.index_fill_(1, self.slot, True)
-        visible = self.visible[:, :seen]
-        seen_by = {kind: (self._mask(visible, window), self.slot) for kind, window in parts.windows.items()}
-        given = (self.ids, self.positions, seen_by, self._buffers, self._source_visible, self._sources)
-        self.logits = parts.logits(*given)
+        seen_by = {kind: self._seen(seen, window) for kind, window in parts.windows.items()}
+        buffers = self._buffers
+        if parts.cut:
+            starts = [self._start(seen, window) for window in parts.cut]
+            pairs = zip(buffers, starts, strict=True)
+            buffers = [[buffer[:, :, start:] for buffer in pair] if start else pair for pair, start in pairs]
+        self.logits = parts.logits(self.ids, self.positions, seen_by, buffers, self._source_visible, self._sources)
         if greedy:
             state = (self.ids, self.output, self.slot, self.unfinished, self.is_end, self.pad, self.count)
             parts.choose(self.logits, *state)
         self.slot.add_(1)
         self.positions.add_(1)
 
-    def _mask(self, visible, window: int | None):
-        """Which slots are seen, bool [B, S / BLOCK, BLOCK]."""
+    def _seen(self, seen: int, window: int | None):
+        """Which slots are seen, bool [B, S / BLOCK, BLOCK], and the new token's, of buffers that begin at `_start`."""
+        start = self._start(seen, window)
+        visible = self.visible[:, start:seen]
         if window is not None:
-            visible = visible & (self._columns[: visible.shape[1]] > self.slot - window)
-        return visible.unflatten(1, (-1, BLOCK))
+            visible = visible & (self._columns[start:seen] > self.slot - window)
+        return visible.unflatten(1, (-1, BLOCK)), self.slot - start if start else self.slot
+
+    def _start(self, seen: int, window: int | None) -> int:
+        """Where buffers begin that are cut to a window, of which at least `WRITTEN` slots are seen."""
+        is_cut = window is not None and bool(self.parts.cut)
+        return max(0, seen - BLOCK - window) // BLOCK * BLOCK if is_cut else 0
 
     @torch.no_grad()
     def _captured(self, seen: int, greedy: bool):
@@ -335,10 +299,17 @@ class Steps:
         return [buffer for pair, keeps in pairs if keeps for buffer in pair]
 
 
-def _buffers(layer, rows: int, room: int) -> list[torch.Tensor]:
+def _buffers(layer, rows: int, room: int, lead: int = 0) -> list[torch.Tensor]:
     """Zeros for keys and values [B, K, room, D] of a cache's layer, or for its state."""
-    sizes = [list(states.shape[1:]) for states in held_by(layer)]
-    if not has_state(layer):
-        for size in sizes:
-            size[1] = room
-    return [states.new_zeros(rows, *size) for states, size in zip(held_by(layer), sizes, strict=True)]
+    if has_state(layer):
+        return [states.new_zeros(rows, *states.shape[1:]) for states in held_by(layer)]
+    return [_zeros(states, (rows, *states.shape[1:]), 2, room, lead) for states in held_by(layer)]
+
+
+def _zeros(like, sizes, dim: int, room: int, lead: int = 0):
+    """Zeros of these sizes with so much room in one dimension.
+
+    Where buffers are to be cut, they begin behind a `lead`: the compiler makes other code for what begins at 0.
+    """
+    sizes = [*sizes[:dim], lead + room, *sizes[dim + 1 :]]
+    return torch.zeros(sizes, dtype=like.dtype, device=like.device).narrow(dim, lead, room)

@@ -8,7 +8,7 @@ import functools
 import threading
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from .measure import is_enabled
 
@@ -95,29 +95,6 @@ class GrowingLayer(_Buffers, DynamicLayer):
         if self.keys.shape[-2] < self._shown and any(map(_is_read_by_others, self._buffers.values())):
             self._buffers.clear()
 
-    @property
-    def written(self) -> int:
-        """How many tokens the buffers hold: the next one's place in them."""
-        return self.keys.shape[-2]
-
-    def reserve(self, tokens: int):
-        """The contiguous buffers [B, K, capacity, D] of keys and values, with room for so many more tokens.
-
-        Whoever writes into them calls `advance` afterwards.
-        """
-        past, shared = self.keys.shape[-2], self._take_shared()
-        self._leave_what_others_hold()
-        buffers = (self._with_room(name, getattr(self, name), past + tokens) for name in ("keys", "values"))
-        self._shared = None if shared is None else (shared, past, None)
-        return tuple(buffers)
-
-    def advance(self, tokens: int) -> None:
-        """Take the next tokens of the buffers, which somebody has written, for held ones."""
-        past, shared = self.keys.shape[-2], self._shared
-        self.keys, self.values = (self._buffers[name][..., : past + tokens, :] for name in ("keys", "values"))
-        self._shown = past + tokens
-        self._keep_shared(shared[0] if shared is not None and shared[1:] == (past, None) else None)
-
     def reorder_cache(self, beam_idx):
         """Keep the beams `beam_idx` [B]."""
         length = self.get_seq_length()
@@ -165,68 +142,6 @@ class GrowingLayer(_Buffers, DynamicLayer):
         self._shown, self.is_initialized = 0, False
 
 
-class GrowingWindowLayer(_Buffers, DynamicSlidingWindowLayer):
-    """The keys and values that a sliding window still sees, for steps that write into buffers [B, K, capacity, D].
-
-    Outside of such steps it is the library's layer. What it holds is the end of what the buffers hold. Full buffers are
-    left for fresh ones of one and a half windows, which take over what is held: a step copies two tokens on average.
-    """
-
-    keys: torch.Tensor
-    cumulative_length: int
-
-    def __new__(cls, *args, **kwargs):
-        layer = super().__new__(cls)
-        layer._buffers, layer._shared, layer._shown = {}, None, 0
-        return layer
-
-    def __getstate__(self):
-        return vars(self)  # a copy makes buffers of its own
-
-    @property
-    def written(self) -> int:
-        """How many tokens the buffers hold: the next one's place in them."""
-        return self._shown
-
-    def reserve(self, tokens: int):
-        """As `GrowingLayer.reserve`."""
-        held = self.keys.shape[-2]
-        for name, states in (("keys", self.keys), ("values", self.values)):
-            buffer = self._buffers.get(name)
-            has_room = buffer is not None and buffer.shape[-2] >= self._shown + tokens and _is_writable(buffer)
-            if not has_room or not _is_in(states, buffer, self._shown - held):
-                self._renew(held, tokens)
-                break
-        return self._buffers["keys"], self._buffers["values"]
-
-    def _renew(self, held: int, tokens: int) -> None:
-        room = max(tokens, _LEAST_ROOM, held // 2)
-        for name in ("keys", "values"):
-            states = getattr(self, name)
-            buffer = _buffer(states, held + room)
-            buffer[..., :held, :] = states
-            self._buffers[name] = buffer
-            setattr(self, name, buffer[..., :held, :])
-        self._shown = held
-
-    def advance(self, tokens: int) -> None:
-        """As `GrowingLayer.advance`."""
-        held = self.keys.shape[-2] + tokens
-        if not getattr(self, "record_past", False):
-            held = min(held, self.sliding_window - 1)
-        self._shown += tokens
-        self.cumulative_length += tokens
-        self.keys, self.values = (
-            self._buffers[name][..., self._shown - held : self._shown, :] for name in ("keys", "values")
-        )
-
-    def reset(self):
-        """Forget everything and give the memory back."""
-        self._buffers.clear()
-        self.keys = self.values = None  # type: ignore[assignment]
-        self._shown, self.cumulative_length, self.is_initialized = 0, 0, False
-
-
 def _buffer(states, capacity: int):
     """Room for so many tokens of states [..., T, D], which may be written to in every mode."""
     with torch.inference_mode(False):
@@ -263,13 +178,8 @@ def _reordered(shared, beam_idx, length: int) -> tuple:
 
 def _is_head_of(view, buffer) -> bool:
     """Whether `view` is `buffer[..., :n, :]`: the same memory, batch and layout."""
-    return _is_in(view, buffer, 0)
-
-
-def _is_in(view, buffer, start: int) -> bool:
-    """Whether `view` is `buffer[..., start : start + n, :]`."""
     return (
-        view.data_ptr() == buffer.data_ptr() + start * buffer.stride(-2) * buffer.element_size()
+        view.data_ptr() == buffer.data_ptr()
         and view.stride() == buffer.stride()
         and view.shape[:-2] == buffer.shape[:-2]
         and view.shape[-1] == buffer.shape[-1]
@@ -298,28 +208,14 @@ def _uses_of_two() -> int:
     return _uses(buffer) or 0
 
 
-def grow_in_place(cache, and_windows: bool = False):
-    """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and caches stay as they are.
-
-    Args:
-        and_windows: swap those that drop what a sliding window has passed, too, for steps that write into buffers.
-    """
+def grow_in_place(cache):
+    """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and caches stay as they are."""
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if type(own) is DynamicCache and not own.offloading:
         if own.layer_class_to_replicate is DynamicLayer:
             own.layer_class_to_replicate = GrowingLayer
-        own.layers = [_growing(layer, and_windows) for layer in own.layers]
+        own.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in own.layers]
     return cache
-
-
-def _growing(layer, and_windows: bool):
-    if type(layer) is DynamicLayer:
-        return GrowingLayer()
-    if and_windows and type(layer) is DynamicSlidingWindowLayer:
-        growing = GrowingWindowLayer(layer.sliding_window)
-        growing.__dict__.update(vars(layer))  # `generate` may have told it to keep what the window has passed
-        return growing
-    return layer
 
 
 def _writes_to(tensor) -> int | None:

@@ -109,7 +109,8 @@ def can_be_quick(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu" or layer.weight.dim() != 2:
         return False
     if layer.weight.dtype is torch.float32:
-        return onednn.is_quicker_in_float32() or layer.weight.numel() >= _LEAST_IN_PARTS
+        size = layer.weight.numel()
+        return onednn.is_quicker_in_float32() or any(is_quicker_in_parts(rows, size) for rows in (1, MOST_ROWS))
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
 

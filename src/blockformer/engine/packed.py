@@ -141,8 +141,11 @@ def pack(parameter: nn.Parameter) -> bool:
 
 
 def unpack(parameter: PackedWeight) -> None:
-    """Undo `pack`: the parameter is plain again."""
-    weight, original = parameter.plain(), parameter._original
+    """Undo `pack`: the parameter is plain again; so is one that somebody has made of a packed one."""
+    weight, original = parameter.plain(), getattr(parameter, "_original", None)
+    if original is None:
+        torch.utils.swap_tensors(parameter, nn.Parameter(weight.clone(), parameter.requires_grad))
+        return
     with torch.inference_mode(original.is_inference()):
         original.data = weight.clone() if original.is_inference() else weight
     original.requires_grad_(parameter.requires_grad)

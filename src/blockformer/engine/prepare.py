@@ -69,22 +69,20 @@ def prepare_for_inference(
 
     Args:
         model: a Blockformer model of this package.
-        compile: compile the step that writes one more token by `torch.compile`. This needs a C++ compiler, and the
-            first batch of each kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds
-            for a small decoder on two busy cores; later processes read the code from PyTorch's own cache
-            (`TORCHINDUCTOR_CACHE_DIR`). Prompts are read layer by layer, and a model that does not write is prepared as
-            without `compile`. Weights stay plain and are read as they are, so a changed weight is followed. 4-bit
-            weights and a head in 8 bits are held twice, and so are float32 weights once more than four rows are
-            written, where another layout is faster; the copies follow their weights, except when single numbers, or
-            less than a sixteenth of the rows or columns, are written through `.data`, when 4-bit weights are written
-            through `.data`, or when tensors of inference mode are written to. Models with
-            classes and attention functions from outside of Blockformer, PyTorch and transformers run uncompiled. On
-            CUDA, `generate` writes by graphs of compiled layers; where it cannot, and on XPU, it gets a static cache,
-            for which transformers compiles the step.
+        compile: have `generate` write by a step that `torch.compile` compiles; calls of the model itself, such as a
+            loop of your own makes, run as without `compile`. This needs a C++ compiler, and the first batch of each
+            kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds for a small decoder
+            on two busy cores; later processes read the code from PyTorch's own cache (`TORCHINDUCTOR_CACHE_DIR`).
+            Prompts are read layer by layer, and a model that does not write is prepared as without `compile`. Weights
+            stay plain and are read as they are, so a changed weight is followed. 4-bit weights and a head in 8 bits are
+            held twice, and so are float32 weights once more than four rows are written, where another layout is faster;
+            the copies follow their weights, except when single numbers, or less than a sixteenth of the rows or
+            columns, are written through `.data`, when 4-bit weights are written through `.data`, or when tensors of
+            inference mode are written to. Models with classes and attention functions from outside of Blockformer,
+            PyTorch and transformers run uncompiled. On CUDA, `generate` writes by graphs of compiled layers.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
-            up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
-            encoder-decoder's first token is a step like the others.
+            up to 6%. The first token reads the plain head, which is kept.
         decisions: the JSON file that records what is fastest on each machine, and to which new measurements are added,
             from now on for all models of this process. Processes that share it give the same results bit for bit. By
             default it is `decisions.json` in `~/.cache/blockformer`.
@@ -118,9 +116,7 @@ def prepare_for_inference(
     if compile and step.can_compile(model):
         _make_plain(model)
         _give_runtime(model, PreparedRuntime)
-        steps = step.CompiledSteps(model, head_bits)
-        model.runtime = CompiledRuntime(steps, Decoding(model, "cpu", steps))
-        model.get_decoder().runtime = CompiledRuntime()
+        model.runtime = CompiledRuntime(Decoding(model, "cpu", step.CompiledSteps(model, head_bits)))
         if is_enabled():
             _put_in(model, _PREPARED)
         return model
@@ -163,18 +159,14 @@ def prepare_for_training(model):
 
 
 def _prepare_on_accelerator(model, compile: bool) -> None:
-    """Skip padding, and have `generate` compile a step over a static cache, as it does by itself for such a cache."""
+    """Skip padding, and write by captured steps."""
     if not is_enabled():
         return
     _give_runtime(model, AcceleratorRuntime)
     if accelerator.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model._cache_before = model.generation_config.cache_implementation
-        model.generation_config.cache_implementation = "static"
-        model.create_masks_for_generate = accelerator.masks_for_generate
-        if model.device.type == accelerator.DEVICE:
-            model.runtime = WritingRuntime(Decoding(model))
+        model.runtime = WritingRuntime(Decoding(model, accelerator.DEVICE))
 
 
 def _make_plain(model) -> None:
@@ -206,7 +198,7 @@ def _check_compiles(model) -> None:
         raise ValueError(
             f"compile=True is not supported with {name}={getattr(model.config, name)!r}: prepare the model without it."
         )
-    if model.device.type in accelerator.COMPILES:
+    if model.device.type == accelerator.DEVICE:
         if not step.can_compile(model):
             raise ValueError(
                 f"compile=True on '{model.device}' is for models that write text; this {type(model).__name__} does "
@@ -215,8 +207,8 @@ def _check_compiles(model) -> None:
         return
     if model.device.type != "cpu":
         raise ValueError(
-            f"compile=True is for the CPU, CUDA and XPU; the model is on '{model.device}': prepare it without "
-            "compile=True."
+            f"compile=True is for the CPU and CUDA; the model is on '{model.device}': prepare it without compile=True. "
+            "generate(..., cache_implementation='static') has transformers compile a step on other devices."
         )
     if not all(can_be_in_order(module) for module in model.modules() if isinstance(module, QuantizedLinear)):
         raise ValueError(
@@ -255,9 +247,6 @@ def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
 
 
 def _forget_compiled(model) -> None:
-    if "_cache_before" in vars(model):
-        model.generation_config.cache_implementation = vars(model).pop("_cache_before")
-        del model.create_masks_for_generate
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
             if isinstance(module.runtime, WritingRuntime):

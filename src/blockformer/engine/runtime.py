@@ -13,7 +13,6 @@ from .beams import share_sources
 from .decoding import Decoding
 from .growing_cache import grow_in_place
 from .measure import is_enabled, is_switched_on
-from .step import CompiledSteps, output_of
 from .unpadding import (
     find_unpadding,
     is_recording,
@@ -132,11 +131,11 @@ class PreparedRuntime(TrainingRuntime):
             )
         return super().plan(stack, inputs)
 
-    def cache(self, fresh, beams=1, windows=False):
+    def cache(self, fresh, beams=1):
         if not is_enabled():
             return fresh
         share_sources(fresh, beams)
-        return grow_in_place(fresh, and_windows=windows)
+        return grow_in_place(fresh)
 
 
 class AcceleratorRuntime(PreparedRuntime):
@@ -164,32 +163,25 @@ class AcceleratorRuntime(PreparedRuntime):
         return super().run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
 
 
-class WritingRuntime(AcceleratorRuntime):
-    """A model on a GPU that writes by captured steps."""
+class _Writes:
+    """Mixed into the runtime of a model that `generate` writes with by compiled steps."""
 
     def __init__(self, decoding: Decoding):
         self.decoding = decoding
+
+    def cache(self, fresh, beams=1):
+        """As `PreparedRuntime.cache`; `generate` makes it, and nobody sees it before or after."""
+        fresh = super().cache(fresh, beams)  # type: ignore[misc]
+        fresh.is_of_generate = True
+        return fresh
 
     def write(self, model, input_ids, arguments, named):
         return self.decoding.write(model, input_ids, arguments, named)
 
 
-class CompiledRuntime(PreparedRuntime):
-    """A model that writes, whose step is compiled, or a stack of it.
+class CompiledRuntime(_Writes, PreparedRuntime):
+    """A model on a CPU that writes by compiled steps."""
 
-    Args:
-        steps, decoding: of the model; None for a stack.
-    """
 
-    def __init__(self, steps: CompiledSteps | None = None, decoding: Decoding | None = None):
-        self.steps, self.decoding = steps, decoding
-
-    def cache(self, fresh, beams=1, windows=True):
-        """A compiled step reads and writes buffers that hold everything."""
-        return super().cache(fresh, beams, windows)
-
-    def step(self, model, arguments, named):
-        return None if self.steps is None else output_of(self.steps, model, arguments, named)
-
-    def write(self, model, input_ids, arguments, named):
-        return None if self.decoding is None else self.decoding.write(model, input_ids, arguments, named)
+class WritingRuntime(_Writes, AcceleratorRuntime):
+    """A model on a GPU that writes by captured steps."""

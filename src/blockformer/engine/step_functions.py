@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ..model.positions import rotations_of
 from .compiler import compiled
-from .few_rows import BLOCK
 from .step_layers import twin
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
 
@@ -28,6 +26,7 @@ class StepFunctions:
 
     Attributes:
         windows: layer type -> how many tokens its layers see, or None.
+        cut: of each layer how many tokens of its buffers are enough, or None: all; empty if no layer has a window.
         dtype: of the model.
         is_ready: whether they have computed before, so that they need not be compiled.
 
@@ -62,6 +61,8 @@ class StepFunctions:
         self._keeps_state = [keeps_state(layer) for layer in stack.layers]
         self.is_ready, self.dtype = False, model.dtype
         self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
+        cut = [self.windows[layer.layer_type] for layer in stack.layers]
+        self.cut = cut if any(cut) else []
 
         def made(function):
             return function if device is None else compiled(function, device)
@@ -69,7 +70,7 @@ class StepFunctions:
         alike = {_structure(group): made(_run) for group in groups}
         self._run_layers = [alike[_structure(group)] for group in groups]
         self._run_first, self._run_last = made(_run), made(_run)
-        self._log_sums = made(_log_sums) if device == "cpu" else _log_sums
+        self._log_sums = made(log_sums) if device == "cpu" else log_sums
 
     def logits(self, input_ids, positions, seen: dict, buffers: list, source_mask=None, sources=()):
         """The logits [B, 1, V] of new tokens, int64 [B, 1], at their positions, int64 [B, 1].
@@ -104,6 +105,14 @@ class StepFunctions:
         _vary(states)
         return self._run_last(self._last, states)
 
+    def compile(self, input_ids, positions, seen: dict, buffers: list, *source) -> None:
+        """Compute logits once, for the compiler, and leave states as they are."""
+        pairs = zip(buffers, self._keeps_state, strict=True)
+        self.logits(
+            input_ids, positions, seen, [[*map(torch.clone, pair)] if keeps else pair for pair, keeps in pairs], *source
+        )
+        self.is_ready = True
+
     def log_sums(self, logits):
         """What `log_softmax` subtracts from logits [B, V], float32 [B, 1], without writing as many numbers."""
         _vary(logits)
@@ -114,7 +123,8 @@ def _run(part, *arguments):
     return part.forward(*arguments)
 
 
-def _log_sums(logits):
+def log_sums(logits):
+    """What `log_softmax` subtracts from logits [B, V], float32 [B, 1]."""
     return logits.float().logsumexp(-1, keepdim=True)
 
 
@@ -129,21 +139,6 @@ def _vary(tensor, dim: int | None = None) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)
     if tensor.shape[0] > 1:
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
-
-
-def in_buffers(visible, slot: int, window: int | None = None) -> tuple:
-    """Which slots of buffers are seen, bool [B, slots / BLOCK rounded up, BLOCK], and the new token's, int64 [1].
-
-    Args:
-        visible: bool [B, S], of all tokens; the buffers hold the last `slot + 1` of them, with the new one.
-        window: how many tokens are seen at most; None: all.
-    """
-    count = slot + 1
-    visible = visible[:, -count:]
-    if window is not None and count > window:
-        visible = F.pad(visible[:, -window:], (count - window, 0))
-    blocks = F.pad(visible, (0, max(-count % BLOCK, WRITTEN - count))).unflatten(1, (-1, BLOCK))
-    return blocks, torch.tensor([slot], device="cpu")
 
 
 def _groups_of(layers, most: int) -> list[list]:

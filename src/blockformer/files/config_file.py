@@ -73,7 +73,7 @@ def read_config(path: Path) -> dict[str, Any]:
     weights = config.get("transformers_weights")
     if weights is not None and weights not in WEIGHT_NAMES:
         raise CheckpointError(
-            f"{path}: transformers_weights is {shown(weights)}; give that file the name {WEIGHTS[0][0]} (an index "
+            f"{path}: transformers_weights is {shown(weights)}; rename that file to {WEIGHTS[0][0]} (an index "
             f"{WEIGHTS[0][1]}) and remove the entry"
         )
     check_bounds(path, config)

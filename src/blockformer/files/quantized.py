@@ -34,7 +34,7 @@ def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -
         method = official[told[0]].get("quant_method") if isinstance(official[told[0]], Mapping) else None
         kinds = [f"{shown(name)} is {str(info.dtype).removeprefix('torch.')}" for name, info in tensors.items()]
         raise ConversionError(
-            f"config.json: {told[0]} tells of weights quantized by {shown(method)}, and all weights are plain: the "
+            f"config.json: {told[0]} is for weights quantized by {shown(method)}, but all weights are plain: the "
             f"model was merged or dequantized, so remove {told[0]} from config.json:{listed(kinds)}"
         )
 

@@ -116,9 +116,9 @@ class AttentionFields(Part):
         None, "a list", "attention", "{full, sliding, linear}_attention, conv or state_space; None: by window"
     )
     pruned_heads: dict | None = axis(
-        None, "a dict, layer -> list of heads", "attention", "query heads that self-attention lacks"
+        None, "a dict, layer -> list of heads", "attention", "query heads removed from self-attention"
     )
-    add_cross_attention: bool = flag(False, "attention", "a decoder's layers look at an encoder's states too")
+    add_cross_attention: bool = flag(False, "attention", "a decoder's layers also attend to an encoder's states")
     attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "dropout of attention probabilities")
 
     def fill_defaults(self):
@@ -163,7 +163,7 @@ class AttentionFields(Part):
             left = self.heads_of(layer)
             is_whole = len(left) == group * len({head // group for head in left}) == most - len(pruned)
             if not (left and is_whole and layer < count):
-                some = f"some of {most} heads, those that share a key together, for some of {count} layers"
+                some = f"some of {most} heads for each of some of {count} layers, with all heads that share a key"
                 raise ValueError(f"pruned_heads must be {some}, not {pruned} for layer {layer}.")
         if self.pruned_heads and (self.qk_norm == "projection" or self.is_encoder_decoder):
             raise ValueError("pruned_heads is not supported with qk_norm='projection' or in an encoder-decoder.")

@@ -28,10 +28,10 @@ class LinearFields(Part):
     """How the linear layers of attention and of the feed-forward network keep their weights."""
 
     linear_bits: int | None = axis(
-        None, "4, or None for plain weights", "weights", "the layers' linear maps keep 4-bit weights; they do not learn"
+        None, "4, or None for plain weights", "weights", "linear layers keep 4-bit weights, which do not train"
     )
     linear_group_size: int = axis(
-        128, "a positive integer, or -1", "weights", "inputs of a 4-bit map that share a scale; -1 means all of them"
+        128, "a positive integer, or -1", "weights", "inputs of a 4-bit layer that share a scale; -1 means all"
     )
 
     def check(self):

@@ -51,7 +51,7 @@ def _with_a_limit(value: str, forward):
         try:
             return forward(self, *arguments, **named)
         except IndexError as error:
-            what = f"position_type={value!r} looks outside its table ({error})"
+            what = f"position_type={value!r} reads outside its table ({error})"
             raise ValueError(f"{what}: shorten the text, or train with a longer table.") from error
 
     return limited
@@ -106,10 +106,10 @@ class Block:
         groups, latent = (getattr(config, name, None) for name in ("num_hidden_groups", "kv_lora_rank"))
         keeps = getattr(self.cls, "before_cache", None) not in (None, Attention.before_cache)
         if self.axis == "attention_type" and keeps and groups not in (None, config.num_hidden_layers):
-            why = f"tells layers apart by their numbers, and with num_hidden_groups={groups} some layers have the same"
+            why = f"tells layers apart by index, and with num_hidden_groups={groups} some layers share one"
             raise ValueError(f"{what} {why}: leave num_hidden_groups out.")
         if self.axis == "position_type" and latent is not None:
-            why = f"does not say which part of each head turns, as rope_parameters do for kv_lora_rank={latent}"
+            why = f"does not say which part of each head rotates, as rope_parameters do for kv_lora_rank={latent}"
             raise ValueError(f"{what} {why}: set position_type='rotary', or leave kv_lora_rank out.")
 
     def share_out(self, plan: dict[str, str]) -> None:
@@ -136,7 +136,7 @@ class Block:
         """
         folder = Path(beside).parent
         if self.path.exists() and self.path == (folder / self.file).resolve() and self.path.read_bytes() != self.source:
-            what = f"{self.path} was edited after it was registered, and a repo in its folder would get it as it was"
+            what = f"{self.path} was edited after it was registered, and saving a repo next to it would undo the edit"
             raise ValueError(f"{what}: save to another folder.")
         for name, content in {self.file: self.source, **self._needed}.items():
             (folder / name).write_bytes(content)

@@ -61,7 +61,7 @@ def takes_cache(forward):
     def with_either_name(self, *args, **kwargs):
         if isinstance(kwargs.get("cache"), Cache):
             if kwargs.get("past_key_values") is not None:
-                raise ValueError("cache and past_key_values are two names of one argument: give one of them.")
+                raise ValueError("cache and past_key_values are two names for one argument: pass only one.")
             kwargs["past_key_values"] = kwargs.pop("cache")
         return forward(self, *args, **kwargs)
 

@@ -57,7 +57,7 @@ class BlockformerDecoderConfig(
     token_embedding_size: int | None = axis(
         None, "a positive integer", "size", "width of token vectors and final states, projected to C and back, if any"
     )
-    bidirectional: bool = flag(False, "attention", "a token sees later ones too; then the decoder writes no text")
+    bidirectional: bool = flag(False, "attention", "a token also sees later ones; then the decoder cannot generate")
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",
         "AutoModel": "modeling_decoder.BlockformerDecoderModel",

@@ -51,7 +51,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         None, "a positive integer", "size", "inner width of the decoder's feed-forward networks; None: as the encoder's"
     )
     decoder_vocab_size: int | None = axis(
-        None, "a positive integer", "size", "target vocabulary of its own; None means that both sides share one"
+        None, "a positive integer", "size", "size of a separate target vocabulary; None: both sides share one"
     )
     decoder_norm_placement: str | None = axis(
         None, tuple(NORM_SLOTS), "norm", "norm_placement in the decoder; None: as in the encoder"

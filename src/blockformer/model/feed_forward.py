@@ -21,7 +21,7 @@ class FeedForwardFields(Part):
     """The fields of the feed-forward network."""
 
     intermediate_size: int = axis(1536, "a positive integer", "size", "inner width of the feed-forward network")
-    mlp_type: str | None = axis(None, (), "feed-forward", "a network from outside; None: the one of the other fields")
+    mlp_type: str | None = axis(None, (), "feed-forward", "a network from outside; None: the usual one")
     gated_mlp: bool = flag(True, "feed-forward", "down(act(gate(x)) * up(x)) instead of down(act(up(x)))")
     hidden_act: str = axis("silu", tuple(ACT2FN), "feed-forward", "activation, a name in transformers' ACT2FN")
     mlp_bias: bool | str = axis(False, (*FLAG, "down"), "feed-forward", "bias of the projections, or of the last only")

@@ -25,7 +25,7 @@ def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_ma
     masks, a block mask) is left to the attention backend. Returns whether the mask was read and hides nothing.
     """
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("give exactly one of input_ids and inputs_embeds.")
+        raise ValueError("pass exactly one of input_ids and inputs_embeds.")
     inputs, width = (inputs_embeds, config.token_size) if input_ids is None else (input_ids, None)
     shape = list(inputs.shape)
     if input_ids is None and (len(shape) != 3 or shape[-1] != width):
@@ -34,7 +34,7 @@ def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_ma
         raise ValueError(f"input_ids must be [batch, length], not {shape}: add a batch dimension.")
     batch, length = shape[:2]
     if batch == 0 or length == 0:
-        raise ValueError(f"the input is empty (shape {shape}): give at least one row of one token.")
+        raise ValueError(f"the input is empty (shape {shape}): pass at least one row with one token.")
     for name, ids in types.items():
         if ids is not None and ids.shape != inputs.shape[:2]:
             raise ValueError(f"{name} must be [batch={batch}, length={length}], not {list(ids.shape)}.")
@@ -45,12 +45,12 @@ def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_ma
     hides_nothing = _check_mask(attention_mask, inputs, past, past_key_values, config)
     _check_cache(past_key_values, batch, length, past)
     if (wrong := _outside(input_ids, vocab_size)) is not None:
-        words = f"the token {wrong}, the vocabulary has 0 to {vocab_size - 1}"
+        words = f"the token {wrong}, but the vocabulary has 0 to {vocab_size - 1}"
         raise ValueError(f"input_ids holds {words}: does the tokenizer belong to this model?")
     # Without token types zeros are taken, which say nothing: some tokenizers give them always.
     for (name, ids), field in zip(types.items(), ("type_vocab_size", "task_type_vocab_size"), strict=False):
         if ids is not None and (wrong := _outside(ids, max(getattr(config, field), 1))) is not None:
-            raise ValueError(f"{name} holds {wrong}, and {field} is {getattr(config, field)}: use smaller ones.")
+            raise ValueError(f"{name} holds {wrong}, and {field} is {getattr(config, field)}: use smaller ids.")
     return hides_nothing
 
 
@@ -69,8 +69,8 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
     if len(shape) != 3 or shape[-1] != width:
         raise ValueError(f"encoder_hidden_states must be [batch, length, {width}], not {shape}.")
     if shape[0] != batch or shape[1] == 0:
-        many = f"{shape[0]} rows of {shape[1]} states, the input has {batch} rows"
-        raise ValueError(f"encoder_hidden_states has {many}: give one source for each row.")
+        many = f"{shape[0]} rows of {shape[1]} states, but the input has {batch} rows"
+        raise ValueError(f"encoder_hidden_states has {many}: pass one source per row.")
     if isinstance(mask := encoder_attention_mask, torch.Tensor) and mask.dim() < 4:
         if list(mask.shape) != shape[:2]:
             raise ValueError(f"the mask of the source must be {shape[:2]}, not {list(mask.shape)}.")
@@ -92,11 +92,11 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
     if longest is None:
         first, last = _bounds(position_ids)
         if is_learned and first < -config.position_offset:
-            raise ValueError(f"position_ids holds {first}, learned positions begin at {-config.position_offset}.")
+            raise ValueError(f"position_ids holds {first}, but learned positions start at {-config.position_offset}.")
         longest = last + 1
     if longest > limit and is_learned:
         fix = "shorten it, or train with a larger max_position_embeddings"
-        raise ValueError(f"the text is {longest} tokens long, the table of learned positions has {limit}: {fix}.")
+        raise ValueError(f"the text is {longest} tokens long, but the table of learned positions has {limit}: {fix}.")
     if longest > limit and config.position_type == "rotary" and config.rope_parameters.get("rope_type") == "default":
         trained = f"the {limit} tokens (max_position_embeddings) that the model was trained on"
         logger.warning_once(f"the text is longer than {trained}: expect worse results.")  # once: it names no length
@@ -133,16 +133,16 @@ def _check_mask(mask, inputs, past, past_key_values, config) -> bool:
         rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
     if mask.shape[1] != past + length and mask.shape[1] not in rooms:
         there = f"{past + length} ({past} of them cached)" if past else past + length
-        raise ValueError(f"attention_mask covers {mask.shape[1]} tokens, there are {there}: give one value for each.")
+        raise ValueError(f"attention_mask covers {mask.shape[1]} tokens, but there are {there}: pass one per token.")
     return _check_mask_values(mask) and not rooms
 
 
 def _check_place(config, name: str, mask, device) -> None:
     """Refuse a mask [B, S] on another device than the input, or without values where the library reads them."""
     if mask.device != device:
-        raise ValueError(f"{name} is on '{mask.device}', the input on '{device}': move it there.")
+        raise ValueError(f"{name} is on '{mask.device}', but the input is on '{device}': move it there.")
     if is_mapped(mask) and not (config.is_decoder and config._attn_implementation == "eager"):
-        raise ValueError(f"{name} cannot be read under torch.func.vmap: give it as bool [B, 1, T, S], or map nothing.")
+        raise ValueError(f"{name} cannot be read under torch.func.vmap: pass bool [B, 1, T, S], or do not map it.")
 
 
 def _check_mask_values(mask) -> bool:
@@ -167,7 +167,7 @@ def _check_cache(past_key_values, batch: int, length: int, past) -> None:
     """The cache can work here, holds this batch's rows and has room for its tokens."""
     own = getattr(past_key_values, "self_attention_cache", past_key_values)
     if getattr(own, "offloading", False) and not torch.cuda.is_available():
-        raise ValueError("an offloaded cache needs a CUDA device, and none is here: use one that is not offloaded.")
+        raise ValueError("an offloaded cache needs a CUDA device, and there is none here: use another cache.")
     layers = own_layers(past_key_values)
     keys = getattr(layers[0], "keys", None) if layers else None
     if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
@@ -183,7 +183,7 @@ def check_room(layers, length) -> None:
     for layer in layers:
         room = None if getattr(layer, "is_sliding", False) else getattr(layer, "max_cache_len", None)
         if room is not None and length > room:
-            needs = f"{room} tokens (max_cache_len), the text needs {int(length)}"
+            needs = f"{room} tokens (max_cache_len), but the text needs {int(length)}"
             raise ValueError(f"past_key_values has room for {needs}: make it larger or shorten the text.")
 
 

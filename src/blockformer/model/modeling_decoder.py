@@ -32,7 +32,7 @@ from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
-from .runtime import by_runtime, loop_by_runtime
+from .runtime import loop_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_tokens, states_at
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
@@ -83,7 +83,6 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         self.post_init()
 
     @takes_cache
-    @by_runtime
     @can_return_tuple
     def forward(
         self,
@@ -147,7 +146,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
         if self.config.bidirectional:
-            raise ValueError("generate needs bidirectional=False: this decoder reads texts and writes none.")
+            raise ValueError("generate needs bidirectional=False: this decoder only reads text.")
         depth = self.config.num_hidden_layers
         try:
             return super().generate(*args, **kwargs)
@@ -179,7 +178,7 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
         raise ValueError(f"num_beams must be 1 or more, not {generation_config.num_beams}.")
     check_early_exit(generation_config, config.num_hidden_layers)
     if getattr(generation_config, "use_mtp", None) and not config.num_nextn_predict_layers:
-        raise ValueError("use_mtp needs layers that draft, and num_nextn_predict_layers is 0: leave use_mtp out.")
+        raise ValueError("use_mtp needs layers that draft, but num_nextn_predict_layers is 0: leave use_mtp out.")
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
         attention_mask = attention_mask.cpu()
         past = int(cached_length(past_key_values))
@@ -195,7 +194,7 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
     if config.position_type in LEARNED and length > limit:
         table = f"the table of learned positions (max_position_embeddings) has {limit}"
         fix = "shorten the prompt or lower max_new_tokens"
-        raise ValueError(f"the text may become {length + 1} tokens long, {table}: {fix}.")
+        raise ValueError(f"the text may become {length + 1} tokens long, but {table}: {fix}.")
 
 
 class BlockformerDecoderForSequenceClassification(SequenceClassification, BlockformerDecoderPreTrainedModel):
@@ -212,7 +211,7 @@ class BlockformerDecoderForSequenceClassification(SequenceClassification, Blockf
         last = last_tokens(self.config, ids, mask, given.shape[:2])
         hides = bool((mask[:, -given.shape[1] :].gather(1, last[:, None]) == 0).any())
         if hides and ids is None:
-            what = "padding cannot be found in inputs_embeds: each row is judged by its last place, padding or not"
+            what = "padding cannot be found in inputs_embeds: rows are classified by their last place, padding or not"
             logger.warning_once(f"{what}. Pad embeddings on the left.")
         return hides
 

@@ -37,7 +37,7 @@ from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
-from .runtime import by_runtime, loop_by_runtime
+from .runtime import loop_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_of, last_tokens, states_at
 from .vector_positions import LearnedPositions  # noqa: F401
@@ -189,8 +189,8 @@ def _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
             fix = "give padded rows (DataCollatorForSeq2Seq), and decoder_position_ids for the target"
             raise ValueError(f"{name} is not supported by an encoder-decoder, whose rows hold one sequence: {fix}.")
     if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-        instead = "or instead labels or, to have the decoder read the source again, input_ids"
-        raise ValueError(f"give exactly one of decoder_input_ids and decoder_inputs_embeds, {instead}.")
+        instead = "or labels instead; with only input_ids, the decoder reads them too"
+        raise ValueError(f"pass exactly one of decoder_input_ids and decoder_inputs_embeds, {instead}.")
 
 
 class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
@@ -251,7 +251,6 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         return tied if self.config.tie_word_embeddings else {}
 
     @takes_cache
-    @by_runtime
     @can_return_tuple
     def forward(
         self,

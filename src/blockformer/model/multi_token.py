@@ -33,10 +33,12 @@ class MultiTokenFields(Part):
     num_nextn_predict_layers: int = axis(
         0, "an integer of 0 or more", "head", "layers that each predict one token further; 0 means none"
     )
+    nextn_layer: str = axis("last", ("last", "first"), "head", "which of the model's layers they are like")
+    nextn_final_norm: str = axis("own", ("own", "shared"), "head", "their last norm: each its own, or the model's")
     nextn_loss_weight: float = axis(0.3, "a number of 0 or more", "training", "factor of the mean of their losses")
 
     def check(self):
-        """Such a layer is like the model's last one, and reads tokens and states only."""
+        """Such a layer is like one of the model's, and reads tokens and states only."""
         if not self.num_nextn_predict_layers:
             return
         what = f"num_nextn_predict_layers={self.num_nextn_predict_layers}"
@@ -49,19 +51,27 @@ class MultiTokenFields(Part):
             raise ValueError(f"{what} is not supported with position_type={self.position_type!r}: {fix}.")
         if self.embedding_size != self.hidden_size:
             raise ValueError(f"{what} needs embedding_size={self.hidden_size}, which is hidden_size: leave it out.")
-        if self.layer_types[-1] in BLOCKS["layer_types"]:
-            fix = "such layers are like the last one, so let that be of 'full_attention'"
-            raise ValueError(f"{what} with a last layer of {self.layer_types[-1]!r} is not supported: {fix}.")
+        if self.nextn_final_norm == "shared" and not self.final_norm:
+            raise ValueError("nextn_final_norm='shared' needs final_norm=True: set it, or use 'own'.")
+        if (kind := self.layer_types[_place(self)]) in BLOCKS["layer_types"]:
+            fix = f"such layers are like the {self.nextn_layer} one, so let that be of 'full_attention'"
+            raise ValueError(f"{what} with a {self.nextn_layer} layer of {kind!r} is not supported: {fix}.")
+
+
+def _place(config) -> int:
+    """The index of the layer that they are like."""
+    return 0 if config.nextn_layer == "first" else -1
 
 
 def _one_layer(config):
-    """The config of a decoder whose only layer is like the last one, and which gets states in place of tokens."""
-    one = copy.deepcopy(config)
+    """The config of a decoder with one layer, like the model's first or last, which gets states in place of tokens."""
+    one, place = copy.deepcopy(config), _place(config)
     one.num_hidden_layers, one.num_nextn_predict_layers, one.vocab_size = 1, 0, 1
     one.first_attention_norm, one.embedding_scale = True, None
-    for name in ("layer_types", "mlp_layer_types", "rope_layers"):
+    one.final_norm = config.final_norm and config.nextn_final_norm == "own"
+    for name in ("layer_types", "mlp_layer_types", "mlp_layers", "rope_layers"):
         if getattr(config, name) is not None:
-            setattr(one, name, getattr(config, name)[-1:])
+            setattr(one, name, [getattr(config, name)[place]])
     return one
 
 
@@ -69,7 +79,7 @@ class MultiTokenLayer(nn.Module):
     """One of these layers: a norm of the tokens and one of the states, both projected together, and a decoder of one.
 
     Args:
-        decoder_class: what makes that decoder of its config; its final norm is the layer's.
+        decoder_class: what makes that decoder of its config; its final norm, if it has one, is the layer's.
     """
 
     def __init__(self, config, decoder_class):
@@ -81,21 +91,27 @@ class MultiTokenLayer(nn.Module):
         self.decoder = decoder_class(_one_layer(config))
         self.decoder.embed_tokens = None  # the model's own are read
 
-    def forward(self, hidden_states, token_vectors, **named):
+    def forward(self, hidden_states, token_vectors, final_norm=None, **named):
         """States [B, T, C] of the layer before and vectors of the tokens further on [B, T, C] -> states [B, T, C].
 
-        The decoder's `Stack.forward` gets `named`.
+        The decoder's `Stack.forward` gets `named`. `final_norm` is the model's, where the layer has none of its own.
         """
         for name in ("_attn_implementation", "_experts_implementation"):  # which the model may have changed since
             if getattr(self.decoder.config, name, None) != (value := getattr(self.config, name, None)):
                 setattr(self.decoder.config, name, value)
         both = torch.cat((self.embedding_norm(token_vectors), self.state_norm(hidden_states)), dim=-1)
-        return self.decoder(inputs_embeds=self.projection(both), **named).last_hidden_state
+        states = self.decoder(inputs_embeds=self.projection(both), **named).last_hidden_state
+        return states if final_norm is None else final_norm(states)
 
 
 def multi_token_layers(config, decoder_class):
     """A model's `mtp`: layer k predicts k + 1 tokens on."""
     return nn.ModuleList(MultiTokenLayer(config, decoder_class) for _ in range(config.num_nextn_predict_layers))
+
+
+def _shared_norm(model):
+    """The final norm of a decoder with a head, which its `mtp` share; None if each has its own."""
+    return model.model.norm if model.config.nextn_final_norm == "shared" else None
 
 
 def _moved(values, filling=0):
@@ -119,8 +135,8 @@ def multi_token_loss(model, hidden_states, inputs: dict, targets, num_items_in_b
     """
     length = hidden_states.shape[1]
     if targets.shape != hidden_states.shape[:2]:
-        fix = "leave logits_to_keep out while the model is trained"
-        raise ValueError(f"num_nextn_predict_layers needs a label for each token, {[*targets.shape]} are given: {fix}.")
+        fix = "leave logits_to_keep out in training"
+        raise ValueError(f"num_nextn_predict_layers needs one label per token; labels are {[*targets.shape]}: {fix}.")
     vectors = model.model._embed_tokens(inputs["input_ids"], inputs["inputs_embeds"], None, None)
     mask, positions = inputs["attention_mask"], inputs["position_ids"]
     is_plain = isinstance(mask, torch.Tensor) and mask.dim() == 2
@@ -131,6 +147,7 @@ def multi_token_loss(model, hidden_states, inputs: dict, targets, num_items_in_b
     own = further = None if positions is None else sequence_numbers(positions)
     items = count_of(targets, num_items_in_batch, hidden_states.device)
     given = {"attention_mask": mask, "position_ids": positions, "use_cache": False, **named}
+    given["final_norm"] = _shared_norm(model)
     total = hidden_states.new_zeros((), dtype=torch.float32)
     for layer in model.mtp:
         vectors, targets = _moved(vectors), _moved(targets, IGNORED)
@@ -182,7 +199,7 @@ class MultiTokenDrafts(CandidateGenerator):
         for depth in range(count):
             vectors = self.model.model._embed_tokens(text[:, self.start + depth + 1 :], None, None, None)
             given = {"attention_mask": mask, "past_key_values": self.caches[depth], "use_cache": True}
-            states = self.model.mtp[depth](states, vectors, **given)
+            states = self.model.mtp[depth](states, vectors, _shared_norm(self.model), **given)
             logits = self.processors(text, self.model.logits_of(states[:, -1]).float())
             token = logits.softmax(-1).multinomial(1) if self.samples else logits.argmax(-1, keepdim=True)
             text, scores = torch.cat((text, token.to(text.device)), dim=1), [*scores, logits]

@@ -27,11 +27,11 @@ class NormFields(Part):
             self.norm_bias = self.norm_type == "layer_norm" and self.norm_weight != "none"
 
     def check(self):
-        """An RMS norm has a weight and no bias."""
+        """An RMS norm has no bias, and neither has a norm without a factor."""
         if self.norm_type == "rms_norm" and self.norm_bias:
             raise ValueError("norm_bias=True needs norm_type='layer_norm': an RMS norm has no bias.")
-        if self.norm_weight == "none" and (self.norm_bias or self.norm_type == "rms_norm"):
-            raise ValueError("norm_weight='none' needs norm_type='layer_norm' and norm_bias=False.")
+        if self.norm_weight == "none" and self.norm_bias:
+            raise ValueError("norm_weight='none' needs norm_bias=False: leave one of the two out.")
 
 
 class RMSNorm(nn.RMSNorm):
@@ -81,7 +81,7 @@ def make_norm(config, *size: int) -> nn.Module:
         return own(config, *size)
     if config.norm_weight == "zero_centered" or len(size) > 1:
         return ScaledNorm(config, size)
-    if config.norm_type == "rms_norm":
-        return RMSNorm(size[0], config.norm_eps)
     affine = config.norm_weight == "plain"
+    if config.norm_type == "rms_norm":
+        return RMSNorm(size[0], config.norm_eps) if affine else nn.RMSNorm(size, config.norm_eps, affine)
     return nn.LayerNorm(size[0], eps=config.norm_eps, elementwise_affine=affine, bias=config.norm_bias)

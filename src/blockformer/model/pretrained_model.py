@@ -131,7 +131,7 @@ def _check_missing(model, source, missing, unexpected) -> None:
         missing = [name for name in missing if name.endswith((".weight", ".bias"))]
     if not missing:
         return
-    fix = "To begin with random ones, build the model from its config and use load_state_dict(..., strict=False)"
+    fix = "to begin with random ones, build the model from its config and use load_state_dict(..., strict=False)"
     question, others = "the checkpoint is incomplete, or for another class", ""
     if len(missing) <= 3 * len(unexpected):  # queries, keys and values may be one weight elsewhere
         question = "the checkpoint has names of another layout or release: `blockformer convert` reads other layouts"

@@ -39,9 +39,6 @@ class Runtime:
         """States [B, T, C] after all layers, which get `named` by name."""
         return stack.run_layers(hidden_states, encoder_hidden_states, layer_inputs, named)
 
-    def step(self, model, arguments: tuple, named: dict):
-        """The output of a model that writes for these arguments of its `forward`, or None."""
-
     def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing: float):
         """Logits [..., V] (or None) and loss, as `LanguageModelHead.logits_and_loss` gives them, or None."""
 
@@ -55,17 +52,6 @@ class Runtime:
     def output(self, output_class: type, **fields):
         """What a `forward` returns."""
         return output_class(**fields)
-
-
-def by_runtime(forward):
-    """A `forward` of a model that writes: its runtime comes first."""
-
-    @functools.wraps(forward)
-    def forward_by_runtime(self, *args, **kwargs):
-        output = self.runtime.step(self, args, kwargs)
-        return forward(self, *args, **kwargs) if output is None else output
-
-    return forward_by_runtime
 
 
 def loop_by_runtime(name: str):

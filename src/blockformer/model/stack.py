@@ -213,7 +213,7 @@ class Stack(BlockformerPreTrainedModel):
 
     def _uses_cache(self, use_cache, past_key_values) -> bool:
         if self.config.is_decoder and not self.is_causal and past_key_values is not None:
-            raise ValueError("past_key_values needs causal layers; here, tokens see later ones: give the whole text.")
+            raise ValueError("past_key_values needs causal layers; here, tokens see later ones: pass the whole text.")
         if not self.is_causal:
             return False
         if use_cache and self.gradient_checkpointing and self.training:
@@ -273,7 +273,7 @@ def last_tokens(config, input_ids, attention_mask, shape):
     if batch == 1 or config.pad_token_id is not None:
         return torch.full((batch,), length - 1)
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
-        raise ValueError("cannot find the last token of each of several rows: give attention_mask or set pad_token_id.")
+        raise ValueError("cannot find the last token of each of several rows: pass attention_mask or set pad_token_id.")
     return last_of(attention_mask[:, -length:] != 0)
 
 

@@ -57,7 +57,7 @@ class StateLayer(nn.Module):
         """Refuse what these layers cannot be together with; the config has its own fields only so far."""
         what = f"layer_types names '{cls.kind}'"
         if not config.is_decoder:
-            raise ValueError(f"{what}, which needs a decoder: a state knows what came before only.")
+            raise ValueError(f"{what}, which needs a decoder: a state only knows what came before.")
         for name in WITHOUT_STATES:
             if value := getattr(config, name, None):
                 raise ValueError(f"{what}, which is not supported with {name}={value!r}: leave {name} out.")
@@ -86,14 +86,14 @@ class StateLayer(nn.Module):
         if not isinstance(mask, torch.Tensor):
             return None if positions is None or len(places) == 1 else sequence_numbers(positions)
         if mask.dim() != 2:
-            fix = "give one of [batch, length], 0 for padding; a state cannot leave out anything else"
-            raise ValueError(f"attention_mask is {[*mask.shape]}, and some layers keep a state: {fix}.")
+            fix = "pass one of [batch, length] with 0 for padding; a state cannot skip anything else"
+            raise ValueError(f"attention_mask is {[*mask.shape]}, but some layers keep a state: {fix}.")
         mask = mask[:, places] != 0
         if not is_readable(mask):
             return mask
         if positions is not None and _begins_again(mask, positions):
-            fix = "pack texts without padding and leave attention_mask out, or give one text a row"
-            raise ValueError(f"position_ids begin again in a row that attention_mask hides tokens of: {fix}.")
+            fix = "pack texts without padding and leave attention_mask out, or put one text in each row"
+            raise ValueError(f"position_ids start again in a row where attention_mask hides tokens: {fix}.")
         return None if mask.all() else mask
 
     def forward(self, hidden_states, attention_mask=None, past_key_values=None, head_mask=None, **kwargs):
@@ -196,12 +196,12 @@ def _layer_of(past_key_values, layer_idx: int, rows: int):
         return None
     layers = getattr(own, "layers", ())
     if layer_idx >= len(layers) or not hasattr(layers[layer_idx], "update_recurrent_state"):
-        fix = "make it by DynamicCache(config=model.config)"
+        fix = "make it with DynamicCache(config=model.config)"
         raise ValueError(f"past_key_values ({type(own).__name__}) keeps no state for layer {layer_idx}: {fix}.")
     held = layers[layer_idx]
     if getattr(held, "record_past", False):
-        fix = "write without an assistant, prompt_lookup_num_tokens and the like"
-        raise ValueError(f"past_key_values is to be cropped, and no state can be taken back: {fix}.")
+        fix = "generate without an assistant, prompt_lookup_num_tokens and the like"
+        raise ValueError(f"past_key_values would be cropped, but a state cannot go back: {fix}.")
     past, _ = states_of(held)
     if past is not None and len(past) != rows:
         raise ValueError(

@@ -30,12 +30,12 @@ class TokenInputFields(FeedForwardFields):
     """The fields of per-layer embeddings, and of layers of several widths."""
 
     hidden_size_per_layer_input: int | None = axis(
-        None, "a positive integer", "embeddings", "width of the vector that each layer takes of a token, if any"
+        None, "a positive integer", "embeddings", "width of a token's vector in each layer, if any"
     )
     intermediate_sizes: list | None = axis(
         None, "a list", "feed-forward", "inner width of the network of each layer; None: intermediate_size"
     )
-    layer_scale: bool = flag(False, "feed-forward", "a stored number, which does not learn, times a layer's result")
+    layer_scale: bool = flag(False, "feed-forward", "each layer's output times a stored number that does not train")
 
     def check(self):
         """They are for a decoder's usual layers, of which each has a width."""
@@ -84,8 +84,8 @@ class TokenInputs(nn.Module):
     def forward(self, input_ids, hidden_states):
         """Tokens int [B, T] and the states [B, T, C] of the first layer's input -> [B, T, L, P]."""
         if input_ids is None:
-            fix = "give input_ids in place of inputs_embeds"
-            raise ValueError(f"each layer takes a vector of the token (hidden_size_per_layer_input): {fix}.")
+            fix = "pass input_ids, not inputs_embeds"
+            raise ValueError(f"each layer reads a vector of the token (hidden_size_per_layer_input): {fix}.")
         projected = (self.projection(hidden_states) * self.projection_scale).unflatten(-1, (-1, self.size))
         vectors = (self.embed_tokens(input_ids) * self.size**0.5).unflatten(-1, (-1, self.size))
         return (self.norm(projected) + vectors) * 2**-0.5

@@ -30,7 +30,7 @@ class VariedFields(RotaryFields, AttentionFields):
         None, "a dict", "attention", "layer type -> its own head_dim, num_key_value_heads and keys_as_values"
     )
     num_shared_kv_layers: int = axis(
-        0, "an integer of 0 or more", "attention", "last layers, which read the keys of the one before of their type"
+        0, "an integer of 0 or more", "attention", "last layers, which reuse an earlier layer's keys and values"
     )
     value_norm: bool = flag(False, "attention", "an RMS norm of values, over each head and without weights")
 
@@ -89,9 +89,9 @@ class VariedFields(RotaryFields, AttentionFields):
                 raise ValueError(f"attention_by_type with another head_dim and rope_type {name!r} is untested: {fix}.")
         sizes = {self.head_dim_of(kind) for kind in self.layer_types}
         if "rope_type" in rope and len(sizes) > 1:
-            fix = "give rope_parameters a dict for each layer type"
+            fix = "use one dict of rope_parameters for each layer type"
             raise ValueError(
-                f"attention_by_type has heads of several sizes, which turn by different frequencies: {fix}."
+                f"attention_by_type has heads of several sizes, which rotate at different frequencies: {fix}."
             )
 
     @property

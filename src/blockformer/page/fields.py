@@ -39,7 +39,7 @@ _PLACED = {
     "norm": "hidden_size decoder_norm_placement",
     "head": "hidden_size token_embedding_size",
     "lm_head": "tie_word_embeddings lm_head_bias logit_scale final_logit_softcapping vocab_size decoder_vocab_size "
-    "num_nextn_predict_layers",
+    "num_nextn_predict_layers nextn_layer nextn_final_norm",
     "lm_head_transform": "lm_head_transform head_transform_bias hidden_act",
     "classifier_transform": "classifier_transform head_transform_bias hidden_act",
     "pooler": "pooler_act pooling",

@@ -30,7 +30,7 @@ def _may_vary(settings: Mapping[str, Any]) -> bool:
 
 
 # The norms that have each factor.
-_FACTORS = {"none": ("layer_norm",), "zero_centered": ("layer_norm", "rms_norm")}
+_FACTORS = dict.fromkeys(("none", "zero_centered"), ("layer_norm", "rms_norm"))
 
 
 FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {

@@ -17,12 +17,14 @@ def generate(inputs=None, *, model, input_ids=None, max_new_tokens=20, temperatu
         temperature: what logits are divided by.
         top_k: draw from so many of the likeliest tokens; None: from all.
         do_sample: False takes the likeliest token instead.
-        kwargs: other arguments of the library's `generate`, which have no effect here unless they are set.
+        kwargs: other arguments of the library's `generate`. `custom_generate` and `trust_remote_code`, by which a model
+            without this loop calls it, are ignored.
 
     Raises:
         ValueError: an argument is set that the article's loop does not have.
     """
     do_sample = kwargs.pop("do_sample", None)
+    kwargs = {name: value for name, value in kwargs.items() if name not in ("custom_generate", "trust_remote_code")}
     idle = (None, False, model.generation_config)
     strange = [name for name, value in kwargs.items() if all(value is not one for one in idle)]
     strange = [name for name in strange if name != "attention_mask" or not bool((kwargs[name] == 1).all())]

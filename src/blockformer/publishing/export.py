@@ -39,7 +39,7 @@ def fitting_tokenizer(tokenizer: Any, config: Any) -> Any:
     size = max(config.vocab_size, getattr(config, "decoder_vocab_size", None) or 0)
     largest = max(tokenizer.get_vocab().values(), default=0) if hasattr(tokenizer, "get_vocab") else 0
     if largest >= size:
-        fix = "give the tokenizer that it was trained with, or call resize_token_embeddings"
+        fix = "pass the tokenizer that it was trained with, or call resize_token_embeddings"
         raise ValueError(f"the tokenizer has a token {largest}, the model's vocabulary 0 to {size - 1}: {fix}.")
     return tokenizer
 

@@ -183,7 +183,7 @@ def check_blocks(blocks: Any, start: str) -> None:
             raise ValueError(
                 f"{start}this model needs {name!r}, a block of its author's (SHA-256 {digest}), which is not "
                 f"registered, and code of a repo is never run here. Read that file, then call "
-                f"blockformer.register('{name}'), or give --block FILE on the command line; or load the repo with "
+                f"blockformer.register('{name}'), or pass --block FILE on the command line; or load the repo with "
                 "trust_remote_code=True where blockformer is not imported."
             )
         if known[name] != digest:

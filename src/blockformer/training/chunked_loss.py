@@ -156,7 +156,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         if ctx.grads is None:
-            raise RuntimeError("this loss kept no logits: for a second backward pass, call with return_logits=True.")
+            raise RuntimeError(
+                "this loss did not keep its logits: for a second backward pass, call with return_logits=True."
+            )
         grads, ctx.grads = ctx.grads, None
         own = (
             None if each is None else each.mul_(grad).to(dtype) for each, dtype in zip(grads, ctx.dtypes, strict=True)
