@@ -21,12 +21,13 @@ from blockformer.files.sources import Source
 
 from .families.composites import Text, text_of
 
-PREFIXES = (("language_model.model.", "language_model."), ("model.language_model.", ""), ("model.", ""))
+PREFIXES = (
+    *(("language_model.model.", "language_model."), ("model.language_model.", ""), ("model.", "")),
+    ("language_model.", "language_model."),
+)
 """What the names of the text's stack begin with, and the names of its head; the first that is found counts."""
 TEMPLATE, OF_PROCESSORS = "chat_template.jinja", "chat_template.json"
 """Files of a chat template: the one that tokenizers read, and the one that only processors read."""
-STACK = "model."
-"""What the names of a stack begin with in the class of the text."""
 
 
 class TextCheckpoint(Checkpoint):
@@ -49,7 +50,8 @@ class TextCheckpoint(Checkpoint):
         self.__dict__.update(vars(whole))
         self.whole, self.text = whole, text
         self.config = text.entries
-        self.names = _names(whole, tuple(each.partition("*")[0] for each in getattr(text.family.names, "outside", ())))
+        outside = (each.partition("*")[0] for each in getattr(text.family.names, "outside", ()))
+        self.names = _names(whole, text.family.heads[0].root, tuple(outside))
         self.tensors = {name: replace(whole.tensors[own], name=name) for name, own in self.names.items()}
         self.turned = {
             name
@@ -87,8 +89,9 @@ class TextCheckpoint(Checkpoint):
         count, nbytes = len(self.left), sum(info.nbytes for info in self.left)
         parts = (info.name.split(".") for info in self.left)
         towers = dict.fromkeys(next((part for part in each if part != "model"), "") for each in parts)
+        kind = ("an " if self.text.model_type[0] in "aeiou" else "a ") + self.text.model_type
         return (
-            f"this is the text model of a {self.text.model_type} checkpoint; {count} tensors ({format_size(nbytes)}) "
+            f"this is the text model of {kind} checkpoint; {count} tensors ({format_size(nbytes)}) "
             f"of {', '.join(towers) or 'nothing'} stay there, and `--to official --into` puts the text back next to "
             "them"
         )
@@ -104,12 +107,18 @@ class TextCheckpoint(Checkpoint):
         return {"model_type": self.text.model_type, "config": config, "left": found.hexdigest()}
 
 
-def _names(whole: Checkpoint, outside: tuple[str, ...]) -> dict[str, str]:
-    """Name in the class of the text -> name in the composite; `outside` are beginnings of names that both have."""
+def _names(whole: Checkpoint, root: str, outside: tuple[str, ...]) -> dict[str, str]:
+    """Name in the class of the text -> name in the composite.
+
+    Args:
+        whole: the composite.
+        root: what the names of a stack begin with in the class of the text.
+        outside: beginnings of names that both have.
+    """
     for stack, head in PREFIXES:
         if not any(name.startswith(stack) for name in whole.tensors):
             continue
-        starts = {stack: STACK, f"{head}lm_head.": "lm_head.", **{each: each for each in outside}}
+        starts = {stack: root, f"{head}lm_head.": "lm_head.", **{each: each for each in outside}}
         found = {}
         for name in whole.tensors:
             start = next((each for each in starts if name.startswith(each)), None)

@@ -168,7 +168,7 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
 def _with_ties(groups: list[Group], text: TextCheckpoint) -> list[Group]:
     """The groups with a tied head as the composite has it: stored twice, or left out."""
     names = targets_of(groups)
-    if not text.text.whole.tie_word_embeddings or not {HEAD, TIED} <= {*names, *text.tensors}:
+    if not getattr(text.text.whole, "tie_word_embeddings", False) or not {HEAD, TIED} <= {*names, *text.tensors}:
         return groups
     kept = [group for group in groups if group.targets[0].name in text.tensors or group.targets[0].name != HEAD]
     if HEAD in text.tensors and HEAD not in names:

@@ -139,9 +139,13 @@ def _without(ids: Tensor, tokens: Collection[Any]) -> Tensor:
 
 
 def writes_from(model: PreTrainedModel, probe: Probe) -> bool:
-    """Whether a model is to write a text from an input, which one that sees all of a text at once cannot."""
+    """Whether a model is to write a text from an input, which one that sees all of a text at once cannot.
+
+    Where only the tokens of a picture see each other ("vision"), a model writes as usual.
+    """
     flags = (getattr(model.config, name, False) for name in ("bidirectional", "use_bidirectional_attention"))
-    reads_only = any(flags) or getattr(model.config, "is_causal", True) is False
+    reads_only = any(flag not in (None, False, "vision") for flag in flags)
+    reads_only = reads_only or getattr(model.config, "is_causal", True) is False
     is_asked = model.can_generate() and not reads_only
     return is_asked and "encoder_hidden_states" not in probe.others and probe.name != "random"
 

@@ -147,7 +147,7 @@ PARTS = {
     "roberta": DISTANCES,
     "qwen3_5_text": {"linear_num_key_heads": 2, "linear_num_value_heads": 2},
     "lfm2": {},
-    "gemma4_text": {"num_hidden_layers": 8},
+    "gemma4_text": {"num_hidden_layers": 8, "num_experts": 4, "mlp_layer_types": ["both", "sparse"] * 4},
     "nemotron_h": {"num_hidden_layers": 4},
     "modernbert": {},
     "deberta-v2": DISTANCES,

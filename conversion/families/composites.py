@@ -27,8 +27,9 @@ class Composite:
     """A kind of checkpoint that holds the text model of a family and other towers.
 
     Attributes:
-        name: the official classes without their endings `Config` and `ForConditionalGeneration`.
+        name: the official classes without their endings, `Config` and that of the model.
         families: `model_type` of the text's settings -> the family that has the same text model.
+        ending: that of the model.
         always: settings of that family that the text has without saying so.
         last_axes: ending of a tensor's name -> the setting that its last axis is as long as. Files may have it last but
             one instead, which the official class then exchanges with the last.
@@ -36,18 +37,20 @@ class Composite:
 
     name: str
     families: Mapping[str, str]
+    ending: str = "ForConditionalGeneration"
     always: Mapping[str, Any] = field(default_factory=dict)
     last_axes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model_class_name(self) -> str:
         """The official class of the whole model."""
-        return f"{self.name}ForConditionalGeneration"
+        return self.name + self.ending
 
 
 COMPOSITES = {
     "gemma3": Composite("Gemma3", {"gemma3_text": "gemma3_text"}),
     "gemma4": Composite("Gemma4", {"gemma4_text": "gemma4_text"}),
+    "embedding_gemma2": Composite("EmbeddingGemma2", {"embedding_gemma2_text": "embedding_gemma2_text"}, "Model"),
     "mistral3": Composite("Mistral3", {"mistral": "mistral", "ministral3": "ministral3"}),
     "qwen2_vl": Composite("Qwen2VL", {"qwen2_vl_text": "qwen2"}),
     "qwen2_5_vl": Composite("Qwen2_5_VL", {"qwen2_5_vl_text": "qwen2"}),
@@ -149,7 +152,8 @@ def _entries(
     text = whole.text_config.to_dict()
     names = (*family.settings.defaults.to_dict(), "head_dim")  # which some official classes read without a default
     known = {name: text[name] for name in names if name in text and name not in ABOUT_THE_FILE}
-    known |= {**always, "tie_word_embeddings": whole.tie_word_embeddings, "architectures": [family.heads[0].official]}
+    known |= {**always, "architectures": [family.heads[0].official]}
+    known |= {"tie_word_embeddings": whole.tie_word_embeddings} if hasattr(whole, "tie_word_embeddings") else {}
     known |= {"model_type": family.model_type, "dtype": whole.dtype or whole.text_config.dtype}
     known |= {name: entries[name] for name in TOKENS if entries.get(name) is not None}
     rope = known.get("rope_parameters")

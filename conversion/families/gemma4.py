@@ -1,7 +1,8 @@
 """The text model of Gemma 4 (Gemma team, 2026).
 
 Layers without a window have heads of another size and, where their keys are their values, of another number. The last
-layers may read the keys of the last one before them of their type, and layers may take a vector of the token.
+layers may read the keys of the last one before them of their type, and layers may take a vector of the token or have
+experts next to their feed-forward network.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import root_of_width
 from .gemma import SCALE
-from .shared import FOUR_NORMS, LLAMA, MLP, OUTER, fields_without
+from .shared import FOUR_NORMS, LAYER, LLAMA, MLP, OUTER, fields_without
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 OWN = {name: name for name in ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm")}
@@ -32,6 +33,26 @@ LAYER_INPUTS = {
     "per_layer_input_gate": "end.input_gate",
     "per_layer_projection": "end.projection",
     "post_per_layer_input_norm": "end.norm",
+}
+DENSE_NORMS = {"pre_feedforward_layernorm": "mlp_pre_norm", "post_feedforward_layernorm": "mlp_output_norm"}
+NORMS = {theirs: ours for theirs, ours in FOUR_NORMS.items() if theirs not in DENSE_NORMS}
+DENSE = {**MLP, **DENSE_NORMS}
+"""Modules of a layer whose only network is dense."""
+BOTH = {
+    **{f"mlp.{name}": f"mlp.dense.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
+    "router.proj": "mlp.gate",
+    "pre_feedforward_layernorm": "mlp.dense_pre_norm",
+    "post_feedforward_layernorm_1": "mlp.dense_output_norm",
+    "pre_feedforward_layernorm_2": "mlp.sparse_pre_norm",
+    "post_feedforward_layernorm_2": "mlp.sparse_output_norm",
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+"""Modules of a layer that has experts, too."""
+BOTH_TENSORS = {
+    "router.scale": "mlp.router_norm.weight",
+    "router.per_expert_scale": "mlp.gate.expert_scale",
+    "experts.gate_up_proj": "mlp.experts.gate_up_proj",
+    "experts.down_proj": "mlp.experts.down_proj",
 }
 HEADS = ("head_dim", "num_key_value_heads")
 GLOBAL = dict(zip(HEADS, ("global_head_dim", "num_global_key_value_heads"), strict=True))
@@ -54,7 +75,7 @@ def _heads_of(config: PretrainedConfig, kind: str) -> dict[str, int]:
     return heads
 
 
-def _strange_layers(entries: Mapping[str, Any]) -> list[str]:
+def strange_layers(entries: Mapping[str, Any]) -> list[str]:
     """`per_layer_config` where layers differ in more than their heads."""
     layers = entries.get("per_layer_config") or {}
     settings = layers.values() if isinstance(layers, Mapping) else [layers]
@@ -63,7 +84,14 @@ def _strange_layers(entries: Mapping[str, Any]) -> list[str]:
 
 
 class Heads:
-    """The heads by layer type, of layers without a window other ones; and whether their keys are their values."""
+    """The heads by layer type, of layers without a window other ones; and whether their keys are their values.
+
+    Args:
+        says_shared: whether the official class has a setting for the latter; without one they never are.
+    """
+
+    def __init__(self, says_shared: bool = True):
+        self.says_shared = says_shared
 
     def read(self, official):
         """See `Value.read`."""
@@ -71,7 +99,7 @@ class Heads:
         usual = _heads_of(config, SLIDING if SLIDING in config.layer_types else FULL)
         found = _heads_of(config, FULL)
         by_type = {name: value for name, value in found.items() if value != usual[name]}
-        by_type |= {"keys_as_values": True} if config.attention_k_eq_v else {}
+        by_type |= {"keys_as_values": True} if self.says_shared and config.attention_k_eq_v else {}
         return {**usual, "attention_by_type": {FULL: by_type} if by_type else None}
 
     def write(self, config, head):
@@ -82,6 +110,10 @@ class Heads:
         full = {**usual, **(config.attention_by_type or {}).get(FULL, {})}
         entries = {GLOBAL[name]: full[name] for name in HEADS}
         is_shared = full.get("keys_as_values", False)
+        if not self.says_shared:
+            if is_shared:
+                raise NotExpressible("attention_by_type", "without keys_as_values")
+            return {**usual, **entries}
         if not is_shared and full["num_key_value_heads"] != usual["num_key_value_heads"]:
             raise NotExpressible("attention_by_type", "with keys_as_values where num_key_value_heads differs")
         entries |= {} if is_shared else {"num_global_key_value_heads": None}
@@ -118,7 +150,33 @@ def _write_inputs(config, head):
 INPUTS = Computed(_read_inputs, _write_inputs)
 
 
-def _last_is_full(config, head):
+def _read_experts(official):
+    config = official.config
+    if not config.enable_moe_block:
+        return {}
+    return {
+        "num_experts": config.num_experts,
+        "num_experts_per_tok": config.top_k_experts,
+        "moe_intermediate_size": config.moe_intermediate_size,
+        "mlp_layer_types": ["both"] * config.num_hidden_layers,
+    }
+
+
+def _write_experts(config, head):
+    if not config.num_experts:
+        return {"enable_moe_block": False}
+    return {
+        "enable_moe_block": True,
+        "num_experts": config.num_experts,
+        "top_k_experts": config.num_experts_per_tok,
+        "moe_intermediate_size": config.moe_intermediate_size,
+    }
+
+
+EXPERTS = Computed(_read_experts, _write_experts)
+
+
+def last_is_full(config, head):
     """The official class takes the last layer for one without a window, whatever `layer_types` says."""
     if config.layer_types[-1] != FULL:
         raise NotExpressible("layer_types", f"{FULL} in the last layer", config.layer_types[-1])
@@ -132,6 +190,9 @@ class SharingNames(DecoderNames):
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """See `DecoderNames.stack_rules`."""
         rules = super().stack_rules(config)
+        networks = module_rules(BOTH if config.num_experts else DENSE)
+        networks += [Rule(theirs, ours) for theirs, ours in BOTH_TENSORS.items()] if config.num_experts else []
+        rules += [rule.under(LAYER, LAYER) for rule in networks]
         for layer in range(config.num_hidden_layers - config.num_shared_kv_layers):
             rules += [rule.under(f"layers.{layer}.", f"layers.{layer}.") for rule in module_rules(OWN)]
         return rules
@@ -182,18 +243,19 @@ def an_eighth(settings: dict) -> int:
     return max(settings["hidden_size"] // 8, 1)
 
 
+STRUCTURE = {
+    **LLAMA,
+    "norm_placement": "pre_output",
+    "qk_norm": True,
+    "value_norm": True,
+    "attention_scale": 1.0,
+    "layer_scale": True,
+}
 GEMMA4 = Family(
     "gemma4_text",
     "Gemma4TextConfig",
     "Gemma4ForCausalLM Gemma4TextModel",
-    structure={
-        **LLAMA,
-        "norm_placement": "pre_output",
-        "qk_norm": True,
-        "value_norm": True,
-        "attention_scale": 1.0,
-        "layer_scale": True,
-    },
+    structure=STRUCTURE,
     fresh={
         "hidden_act": "gelu_pytorch_tanh",
         "embedding_scale": root_of_width,
@@ -208,8 +270,7 @@ GEMMA4 = Family(
     names=SharingNames(
         layer={
             **{name: name for name in ("self_attn.q_proj", "self_attn.o_proj", "self_attn.q_norm")},
-            **MLP,
-            **FOUR_NORMS,
+            **NORMS,
             **LAYER_INPUTS,
         },
         outer={**OUTER, **OUTER_INPUTS},
@@ -223,9 +284,9 @@ GEMMA4 = Family(
         },
         head_dim=Heads(),
         rope=RopeByLayerType(),
-        computed=[SCALE, WIDTHS, INPUTS, Computed(writer=_last_is_full)],
-        unsupported={"use_bidirectional_attention": (None, False, "vision"), "enable_moe_block": (False,)},
-        contradictions=_strange_layers,
+        computed=[SCALE, WIDTHS, INPUTS, EXPERTS, Computed(writer=last_is_full)],
+        unsupported={"use_bidirectional_attention": (None, False, "vision")},
+        contradictions=strange_layers,
         extra_fields=["per_layer_config", *GLOBAL.values()],
         reads_whole=False,
     ),

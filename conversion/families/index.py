@@ -14,7 +14,7 @@ ONE_STACK = (
 NAMES: tuple[str, ...] = (
     *("qwen3", "qwen2", "llama", "mistral"),
     *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
-    "gemma4_text",
+    *("gemma4_text", "embedding_gemma2_text"),
     *("ministral", "ministral3", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4"),
     *("cohere", "cohere2"),
     *("starcoder2", "nemotron", "jais2", "stablelm", "ernie4_5", "hyperclovax", "internlm3", "iquestcoder"),
@@ -53,10 +53,6 @@ MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 """Families whose official `model_type` is not their name."""
 FORMER_TYPES = {"new": "gte"}
 """`model_type` of checkpoints that came with code of their own -> the family that reads them."""
-_PER_LAYER = (
-    "its per-layer embeddings are only a projection of the first layer's input, without a table, and its tokens see "
-    "later ones; those here have a table and look back, so run the model with transformers or sentence-transformers"
-)
 _BOTH_AT_ONCE = (
     "each of its layers adds attention and a state space that read the same states, each with factors of its own; a "
     "layer here has one of the two, so run the model with transformers"
@@ -65,8 +61,7 @@ _ONE_FOR_BOTH = (
     "each layer of its decoder reads the tokens before and the encoder's states in one attention; here each has an "
     "attention of its own, so run the model with transformers"
 )
-OUT_OF_REACH = dict.fromkeys(("embedding_gemma2", "embedding_gemma2_text"), _PER_LAYER)
-OUT_OF_REACH |= {"falcon_h1": _BOTH_AT_ONCE, "t5gemma2": _ONE_FOR_BOTH}
+OUT_OF_REACH = {"falcon_h1": _BOTH_AT_ONCE, "t5gemma2": _ONE_FOR_BOTH}
 """`model_type` of models that people ask for -> the parts that ours lack."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""
@@ -86,6 +81,7 @@ FILES = {
     "gemma2": "gemma",
     "gemma3_text": "gemma",
     "gemma4_text": "gemma4",
+    "embedding_gemma2_text": "embedding_gemma2",
     "vaultgemma": "gemma",
     **dict.fromkeys(("qwen2", "qwen3", "mistral", "ministral", "cwm", "arcee", "helium", "seed_oss"), "llama"),
     **dict.fromkeys(("ernie4_5", "internlm3", "iquestcoder"), "llama"),
@@ -123,7 +119,9 @@ FILES = {
 }
 """Family or preset -> its file, where that has another name."""
 
-PRESETS = (*(name for name in NAMES if name not in MODEL_TYPES), *MORE_PRESETS, *ARTICLES)
+WITHOUT_PRESET = (*MODEL_TYPES, "embedding_gemma2_text")
+"""Families whose models are not made anew: they are trained from another one."""
+PRESETS = (*(name for name in NAMES if name not in WITHOUT_PRESET), *MORE_PRESETS, *ARTICLES)
 """All presets."""
 
 

@@ -20,11 +20,12 @@ from .model.varied_attention import VARIED
 
 _OFF_BY_NONE = (
     *(*BLOCKS, *OF_LAYERS, *VARIED),
-    *("num_hidden_groups", "token_embedding_size", "query_growth", "frequency_dtype"),
+    *("num_hidden_groups", "token_embedding_size", "final_projection_size", "query_growth", "frequency_dtype"),
 )
 NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     *(((name,), name, ()) for name in _OFF_BY_NONE),
     (axes(ExpertsFields), "num_experts", ()),
+    (("token_input_table",), "hidden_size_per_layer_input", ()),
     (("shared_expert_gate",), "shared_expert_intermediate_size", ()),
     (("num_expert_groups_per_tok", "experts_per_group_score"), "num_expert_groups", ()),
     (("kv_lora_rank", *OF_LATENTS), "kv_lora_rank", ()),
@@ -56,8 +57,9 @@ def is_idle(name: str, settings: Mapping[str, Any]) -> bool:
 
 
 def is_set(settings: Mapping[str, Any], name: str, values: Collection[str]) -> bool:
-    """Whether a field has one of some values or, where none are listed, any that is true."""
-    return settings.get(name) in values if values else bool(settings.get(name))
+    """Whether a field has, or lists, one of some values or, where none are listed, any that is true."""
+    value = settings.get(name)
+    return any(each in values for each in (value if isinstance(value, list) else [value])) if values else bool(value)
 
 
 def has_states(settings: Mapping[str, Any]) -> bool:

@@ -119,6 +119,21 @@ WHOLE["gemma4"] = {
     "vision_config": {**PATCHES, "head_dim": 8, "num_key_value_heads": 2, "position_embedding_size": 16},
     "audio_config": None,  # and tokens of pictures, for which the whole model reads padding, are none of the text's
 }
+WHOLE["gemma4 with experts"] = {
+    **WHOLE["gemma4"],
+    "text_config": {
+        **WHOLE["gemma4"]["text_config"],
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    },
+}
 UNREAD = ("k_proj", "v_proj")
 KINDS = list(WHOLE)
 
@@ -436,7 +451,10 @@ def test_keys_of_layers_that_share_them_are_kept_for_the_way_back(tmp_path):
 
 
 STRANGE = {
-    "experts": ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}, "enable_moe_block is .True"),
+    "wide networks": (
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
+        r"intermediate_sizes=.* is not supported with num_experts=4",
+    ),
     "both ways": ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
     "another vocabulary": ({"vocab_size_per_layer_input": 100}, "is .100. and vocab_size 131; Blockformer"),
     "other layers": ({"per_layer_config": {"1": {"head_dim": 32}, "3": {"head_dim": 16}}}, "different heads"),

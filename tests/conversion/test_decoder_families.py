@@ -128,6 +128,7 @@ SHARED_GRANITE = {
 DENSE_GRANITE = {"num_local_experts": 0, "shared_intermediate_size": 40}
 GEMMA4 = {"num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL], "sliding_window": 8, "head_dim": 8}
 GEMMA4 |= {"global_head_dim": 16, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": SIZES["vocab_size"]}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20}
 SLOWER = {FULL: {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 2.0}}
 KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
 ROWS = [
@@ -274,6 +275,8 @@ ROWS = [
     Row("gemma4_text", GEMMA4 | KEYS_AS_VALUES | {"final_logit_softcapping": 5.0, "attention_bias": True}, shards=True),
     Row("gemma4_text", GEMMA4 | {"layer_types": [FULL] * 4, "num_kv_shared_layers": 1, **UNTIED}),
     Row("gemma4_text", GEMMA4 | KEYS_AS_VALUES | {"layer_types": [FULL] * 4, "rope_parameters": SLOWER}),
+    Row("gemma4_text", GEMMA4 | KEYS_AS_VALUES | GEMMA4_EXPERTS | {"use_bidirectional_attention": "vision"}),
+    Row("gemma4_text", GEMMA4 | GEMMA4_EXPERTS | {"num_kv_shared_layers": 1, **UNTIED}, shards=True),
     Row("vaultgemma", {**WINDOW, "query_pre_attn_scalar": 12}),
     Row("vaultgemma", {**WINDOW, "attn_logit_softcapping": None, **UNTIED}, shards=True),
     Row("vaultgemma", {"layer_types": [SLIDING, SLIDING], "sliding_window": 4, "head_dim": 16}),

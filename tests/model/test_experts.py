@@ -26,6 +26,7 @@ MIXES = {
     "sigmoid": {"router_score": "sigmoid", "router_selection_bias": True, "routed_scaling_factor": 2.5},
     "shares of near ones": {"router_margin": 0.6, "norm_topk_prob": False},
     "no gate, in a latent": {"gated_mlp": False, "moe_latent_size": 32, "hidden_act": "relu2", "mlp_bias": True},
+    "a dense network, too": {"mlp_layer_types": ["both", "sparse", "both"], "norm_placement": "pre_output"},
     "groups": {"num_expert_groups": 3, "num_expert_groups_per_tok": 2, "experts_per_group_score": 1},
 }
 GROUPS = MIXES["groups"]
@@ -316,7 +317,7 @@ def test_what_does_not_go_together_is_refused(settings, named):
         blockformer.BlockformerDecoderConfig(**{**SPARSE, "linear_group_size": 8, **settings})
 
 
-@pytest.mark.parametrize("mix", ["dense layers, a shared expert", "no gate, in a latent"])
+@pytest.mark.parametrize("mix", ["dense layers, a shared expert", "no gate, in a latent", "a dense network, too"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_prepared_model_gives_the_same_and_trains_again(dtype, mix):
     ours = model(**MIXES[mix]).to(dtype)

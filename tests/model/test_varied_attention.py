@@ -110,7 +110,7 @@ REFUSED = {
         {"intermediate_sizes": MORE["intermediate_sizes"], "num_experts": 4},
         "not supported with num_experts=4",
     ),
-    "inputs": ({"hidden_size_per_layer_input": 6, "bidirectional": True, "num_shared_kv_layers": 0}, "bidirectional"),
+    "inputs": ({"hidden_size_per_layer_input": 6, "token_embedding_size": 16}, "with token_embedding_size=16"),
 }
 
 
@@ -120,6 +120,21 @@ def test_what_does_not_fit_is_refused(case):
     with pytest.raises(ValueError, match=message) as caught:
         config_of(**changes)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@torch.no_grad()
+def test_a_model_that_looks_both_ways_sees_a_row_as_if_it_were_alone():
+    """With keys that later layers read, windows and per-layer embeddings; padding on either side is not seen."""
+    model, ids = model_of(blockformer.BlockformerDecoderModel, bidirectional=True, **MORE), tokens()
+    alone = model(ids[1:, :12]).last_hidden_state[0]
+    for side in (slice(0, 12), slice(7, 19)):
+        padded, mask = ids.clone(), torch.ones_like(ids)
+        mask[1], padded[1] = 0, 0
+        mask[1, side], padded[1, side] = 1, ids[1, :12]
+        assert_close(model(padded, attention_mask=mask).last_hidden_state[1, side], alone)
+    changed = ids[1:, :12].clone()
+    changed[0, -1] += 1
+    assert ((model(changed).last_hidden_state[0, 0] - alone[0]).abs() > 1e-4).any()
 
 
 def test_neutral_settings_are_as_good_as_none():

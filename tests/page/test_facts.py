@@ -136,6 +136,7 @@ def test_every_field_that_describes_a_model_steers_a_box():
         ("esm", {"frequency_dtype": "float16"}),
         ("gemma4_text", {"num_hidden_layers": 12, "intermediate_sizes": [*[64] * 8, *[128] * 4]}),
         ("opt", {"token_embedding_size": 48}),
+        ("llama", {"final_projection_size": 48}),
         ("t5gemma", {}),
         ("gpt2", ALL),
     ]

@@ -7,6 +7,7 @@ from .awq_linear import LinearFields
 from .axes import BLOCKS, axis, flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
+from .dense_and_sparse import DenseAndSparse
 from .experts import ExpertsFields, SparseFeedForward
 from .latent_attention import LatentAttention, LatentFields
 from .multi_token import MultiTokenFields
@@ -51,7 +52,7 @@ class BlockformerDecoderConfig(
         "biases": BlockformerConfig.parts["biases"] | {"alibi": Alibi},
         "attention": {"latent": LatentAttention, "varied": VariedAttention},
         "token_inputs": (TokenInputs, LayerEnd),
-        "mlp": BlockformerConfig.parts["mlp"] | {"sparse": SparseFeedForward},
+        "mlp": BlockformerConfig.parts["mlp"] | {"sparse": SparseFeedForward, "both": DenseAndSparse},
     }
     is_decoder: bool = True
     token_embedding_size: int | None = axis(

@@ -33,7 +33,7 @@ class ExpertsFields(Part):
         None, "a positive integer", "feed-forward", "width L that tokens have in experts; None means hidden_size"
     )
     mlp_layer_types: list | None = axis(
-        None, "a list", "feed-forward", "dense or sparse for each layer; None: sparse if there are experts"
+        None, "a list", "feed-forward", "dense, sparse or both for each layer; None: sparse if there are experts"
     )
     shared_expert_intermediate_size: int = axis(
         0, "an integer of 0 or more", "feed-forward", "inner width of an expert for every token; 0 means none"
@@ -80,8 +80,8 @@ class ExpertsFields(Part):
         if self.router_margin is not None and (groups or self.router_selection_bias or self.router_score != "softmax"):
             raise ValueError("router_margin cannot be combined with router_score, router_selection_bias or groups.")
         types: list = self.mlp_layer_types  # type: ignore[assignment]  # filled by now
-        if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
-            raise ValueError(f"mlp_layer_types must list 'dense' or 'sparse' for each layer, not {types!r}.")
+        if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse", "both") for each in types):
+            raise ValueError(f"mlp_layer_types must list 'dense', 'sparse' or 'both' for each layer, not {types!r}.")
         if self.shared_expert_gate and not self.shared_expert_intermediate_size:
             raise ValueError("shared_expert_gate=True needs shared_expert_intermediate_size: set it, in features.")
         for name in ("expert_bias", "expert_gate_limit") if not self.gated_mlp else ():
@@ -96,13 +96,12 @@ class ExpertsFields(Part):
         if self.num_experts and "dense" not in self.mlp_layer_types:
             for name in [name for name in plan if name.startswith(mlp)]:
                 del plan[name]
-        up = "gate_up_proj" if self.gated_mlp else "up_proj"
-        if self.shared_expert_intermediate_size:
-            styles = {"gate_proj": "colwise"} if self.gated_mlp else {}
-            styles |= {"up_proj": "colwise", "down_proj": "rowwise"}
-            plan |= {f"{mlp}shared_expert.{name}": style for name, style in styles.items()}
+        up, style = ("gate_up_proj", "packed_colwise") if self.gated_mlp else ("up_proj", "colwise")
+        dense = {"shared_expert": self.shared_expert_intermediate_size, "dense": "both" in (self.mlp_layer_types or ())}
+        styles = ({"gate_proj": "colwise"} if self.gated_mlp else {}) | {"up_proj": "colwise", "down_proj": "rowwise"}
+        for network in [name for name, is_there in dense.items() if is_there]:
+            plan |= {f"{mlp}{network}.{name}": style for name, style in styles.items()}
         if self.num_experts and not self.expert_bias:
-            style = "packed_colwise" if self.gated_mlp else "colwise"
             plan |= {f"{mlp}experts.{up}": style, f"{mlp}experts.down_proj": "rowwise"}
             plan[f"{mlp}experts"] = "moe_tp_experts"
 
@@ -228,9 +227,9 @@ class SparseFeedForward(nn.Module):
         self.shared_expert = FeedForward(config, shared) if shared else None
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
 
-    def forward(self, hidden_states):
+    def forward(self, hidden_states, routed_by=None):  # the router may read other states than the experts
         tokens = hidden_states.flatten(0, -2)  # [N, C]
-        _, weights, experts = self.gate(tokens)
+        _, weights, experts = self.gate(tokens if routed_by is None else routed_by.flatten(0, -2))
         read = tokens if self.to_latent is None else self.to_latent(tokens)
         output = self.experts(read, experts, weights.to(tokens.dtype))
         output = (output if self.from_latent is None else self.from_latent(output)).view_as(hidden_states)

@@ -161,7 +161,8 @@ class Layer(GradientCheckpointingLayer):
         placement = getattr(self.self_attn, "norm_placement", None) or config.placement_of(is_causal)
         for sublayer in ["self_attn"] + ["cross_attn"] * has_cross_attention + ["mlp"] * has_mlp:
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
-            for slot in norm_slots(config, placement, sublayer) if has_norms else ():
+            own = getattr(self._modules[sublayer], "norm_placement", None) or placement
+            for slot in norm_slots(config, own, sublayer) if has_norms else ():
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
 
     def forward(

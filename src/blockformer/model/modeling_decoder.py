@@ -17,6 +17,7 @@ from .axes import BLOCKS
 from .compat import CACHE, OutputRecorder, is_readable, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
+from .dense_and_sparse import DenseAndSparse  # noqa: F401
 from .experts import Router, add_router_loss  # their @use_experts_implementation is looked for in this file
 from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import cached_length, check_early_exit, check_room, own_layers

@@ -48,7 +48,7 @@ class Stack(BlockformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.token_size, padding_idx)
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
-        narrow = None if config.output_size == config.hidden_size else config.output_size
+        narrow = None if config.token_embedding_size == config.hidden_size else config.token_embedding_size
         self.token_projection = nn.Linear(narrow, config.hidden_size, bias=False) if narrow else None
         types, task_types = config.type_vocab_size, config.task_type_vocab_size
         self.embed_token_types = nn.Embedding(types, width) if types else None
@@ -64,12 +64,12 @@ class Stack(BlockformerPreTrainedModel):
         self.has_shared_bias = shared is not None and not self.has_distances
         groups = config.num_hidden_groups or num_layers
         self.passes = num_layers // groups  # more than one where layers share weights
-        takes_tokens = config.parts["token_inputs"][0] if config.hidden_size_per_layer_input else None
-        self.token_inputs: Any = takes_tokens(config) if takes_tokens else None
+        self.token_inputs: Any = config.parts["token_inputs"][0](config) if config.hidden_size_per_layer_input else None
         layer = layer_class(config)
         self.layers = nn.ModuleList(layer(config, index, is_causal, has_cross_attention) for index in range(groups))
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
-        self.final_projection = nn.Linear(config.hidden_size, narrow, bias=False) if narrow else None
+        output = config.final_projection_size or narrow
+        self.final_projection = nn.Linear(config.hidden_size, output, bias=False) if output else None
         self.gradient_checkpointing = False
 
     @takes_cache

@@ -1,6 +1,7 @@
 """Per-layer embeddings (Gemma team, 2025): each layer takes a narrow vector of the token from a table of its own.
 
-Also what such layers differ in besides: the widths of their networks, and a stored factor of their results.
+Also what such layers differ in besides: the widths of their networks, and a stored factor of their results; and the
+projection that models of them may end in.
 
 B batch, T length, C hidden size, L layers, P width of a layer's vector.
 """
@@ -18,11 +19,13 @@ from .normalization import make_norm
 # Fields by which each layer takes, has or does something of its own -> what no test has together with them.
 OF_LAYERS = {
     "hidden_size_per_layer_input": (
-        *("add_cross_attention", "bidirectional", "num_nextn_predict_layers", "token_embedding_size", "linear_bits"),
+        *("add_cross_attention", "num_nextn_predict_layers", "token_embedding_size", "linear_bits"),
     ),
     "intermediate_sizes": ("num_experts", "mlp_type", "linear_bits", "num_nextn_predict_layers"),
     "layer_scale": ("num_nextn_predict_layers",),
 }
+# The same of a projection after the last norm.
+OF_PROJECTION = ("token_embedding_size", "num_nextn_predict_layers", "tie_word_embeddings", "linear_bits")
 
 
 @dataclass(eq=False, repr=False)
@@ -34,6 +37,10 @@ class TokenInputFields(FeedForwardFields):
     )
     intermediate_sizes: list | None = axis(
         None, "a list", "feed-forward", "inner width of the network of each layer; None: intermediate_size"
+    )
+    token_input_table: bool = flag(True, "embeddings", "that vector also comes from a table of the tokens")
+    final_projection_size: int | None = axis(
+        None, "a positive integer", "size", "width of the final states, projected after the last norm; None: C"
     )
     layer_scale: bool = flag(False, "feed-forward", "each layer's output times a stored number that does not train")
 
@@ -48,6 +55,7 @@ class TokenInputFields(FeedForwardFields):
             if wrong:
                 what = f"{field}={getattr(self, field)!r} is not supported with {wrong[0]}={getattr(self, wrong[0])!r}"
                 raise ValueError(f"{what}: leave one of the two out.")
+        self._check_projection()
         sizes, count = self.intermediate_sizes, self.num_hidden_layers
         if sizes is None:
             return
@@ -55,6 +63,20 @@ class TokenInputFields(FeedForwardFields):
             many = f"each of the {count} layers"
             raise ValueError(f"intermediate_sizes must list a positive integer for {many}, not {sizes!r}.")
         self.intermediate_sizes = None if {*sizes} == {self.intermediate_size} else sizes
+
+    def _check_projection(self) -> None:
+        """Nothing reads or writes tokens by these states, which are of another width than their vectors."""
+        if not self.token_input_table and not self.hidden_size_per_layer_input:
+            raise ValueError("token_input_table=False needs hidden_size_per_layer_input: set both or neither.")
+        for name in OF_PROJECTION if self.final_projection_size else ():
+            if getattr(self, name):
+                what = f"final_projection_size={self.final_projection_size} is not supported with {name}"
+                raise ValueError(f"{what}={getattr(self, name)!r}: leave one of the two out.")
+
+    @property
+    def output_size(self) -> int:
+        """See `BlockformerConfig.output_size`."""
+        return self.final_projection_size or self.token_embedding_size or self.hidden_size
 
     def inner_width_of(self, is_causal, layer_idx=None):
         """See `FeedForwardFields.inner_width_of`."""
@@ -65,7 +87,7 @@ class TokenInputFields(FeedForwardFields):
 
 
 class TokenInputs(nn.Module):
-    """What all layers take of the tokens: (norm(W x) + the token's vectors * sqrt(P)) / sqrt(2).
+    """What all layers take of the tokens: (norm(W x) + the token's vectors * sqrt(P)) / sqrt(2), or only norm(W x).
 
     x are the states that enter the first layer, times 1/sqrt(C). Table and matrix hold all layers side by side.
     """
@@ -74,8 +96,9 @@ class TokenInputs(nn.Module):
         super().__init__()
         self.size = config.hidden_size_per_layer_input
         width = config.num_hidden_layers * self.size
-        self.embed_tokens = nn.Embedding(config.vocab_size, width)
-        self.embed_tokens.initializer_factor = self.size**-0.5
+        self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.token_input_table else None
+        if self.embed_tokens is not None:
+            self.embed_tokens.initializer_factor = self.size**-0.5
         self.projection = nn.Linear(config.hidden_size, width, bias=False)
         self.projection_scale = config.hidden_size**-0.5
         self.projection.initializer_factor = 1 / self.projection_scale
@@ -83,16 +106,19 @@ class TokenInputs(nn.Module):
 
     def forward(self, input_ids, hidden_states):
         """Tokens int [B, T] and the states [B, T, C] of the first layer's input -> [B, T, L, P]."""
-        if input_ids is None:
+        if self.embed_tokens is not None and input_ids is None:
             fix = "pass input_ids, not inputs_embeds"
             raise ValueError(f"each layer reads a vector of the token (hidden_size_per_layer_input): {fix}.")
         projected = (self.projection(hidden_states) * self.projection_scale).unflatten(-1, (-1, self.size))
+        if self.embed_tokens is None:
+            return self.norm(projected)
         vectors = (self.embed_tokens(input_ids) * self.size**0.5).unflatten(-1, (-1, self.size))
         return (self.norm(projected) + vectors) * 2**-0.5
 
     def resize_tables(self, resized, count: int, mean_resizing: bool) -> None:
         """Take `count` rows, by the library's function that gives a table of another size."""
-        self.embed_tokens = resized(self.embed_tokens, count, mean_resizing=mean_resizing)
+        if self.embed_tokens is not None:
+            self.embed_tokens = resized(self.embed_tokens, count, mean_resizing=mean_resizing)
 
 
 class LayerEnd(nn.Module):

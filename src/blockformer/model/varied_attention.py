@@ -18,7 +18,7 @@ VARIED = ("attention_by_type", "num_shared_kv_layers", "value_norm")
 _SIZES = ("head_dim", "num_key_value_heads")
 WITHOUT_VARIED = (  # nothing that is tested has both
     *("attention_type", "kv_lora_rank", "pruned_heads", "linear_bits", "add_cross_attention", "clip_qkv"),
-    *("attention_sinks", "attention_gate", "query_growth", "bidirectional", "num_nextn_predict_layers"),
+    *("attention_sinks", "attention_gate", "query_growth", "num_nextn_predict_layers"),
 )
 
 

@@ -10,6 +10,7 @@ from ..pictures.anatomy import Box
 SIZES = frozenset(
     "vocab_size decoder_vocab_size hidden_size embedding_size token_embedding_size num_hidden_layers decoder_layers "
     "intermediate_size decoder_intermediate_size max_position_embeddings num_attention_heads head_dim type_vocab_size "
+    "final_projection_size "
     "task_type_vocab_size num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size "
     "moe_latent_size linear_group_size norm_eps intermediate_sizes hidden_size_per_layer_input num_shared_kv_layers "
     "position_offset num_hidden_groups sliding_window layer_types decoder_layer_types mlp_layer_types rope_layers "
@@ -28,8 +29,8 @@ _PLACED = {
     "embed_task_types": "task_type_vocab_size embedding_size",
     "embed_projection": "embedding_size hidden_size",
     "token_projection": "token_embedding_size hidden_size",
-    "final_projection": "token_embedding_size hidden_size",
-    "token_inputs": "hidden_size_per_layer_input vocab_size hidden_size num_hidden_layers",
+    "final_projection": "token_embedding_size final_projection_size hidden_size",
+    "token_inputs": "hidden_size_per_layer_input token_input_table vocab_size hidden_size num_hidden_layers",
     "end": "hidden_size_per_layer_input layer_scale hidden_size hidden_act",
     "embedding_norm": "embedding_norm",
     "attention": "hidden_size position_type num_hidden_layers decoder_layers num_hidden_groups",
@@ -37,7 +38,7 @@ _PLACED = {
     "residual": "residual residual_multiplier norm_placement hidden_dropout",
     "positions": "position_type max_position_embeddings",
     "norm": "hidden_size decoder_norm_placement",
-    "head": "hidden_size token_embedding_size",
+    "head": "hidden_size token_embedding_size final_projection_size",
     "lm_head": "tie_word_embeddings lm_head_bias logit_scale final_logit_softcapping vocab_size decoder_vocab_size "
     "num_nextn_predict_layers nextn_layer nextn_final_norm",
     "lm_head_transform": "lm_head_transform head_transform_bias hidden_act",

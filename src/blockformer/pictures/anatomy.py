@@ -205,7 +205,8 @@ def _stack(stack: Stack, names: dict[int, str], reads: str) -> StackAnatomy:
         after.append(box("token_inputs", "embedding", "Vectors for the layers", size))
     above: tuple[Box, ...] = () if stack.norm is None else (box("norm", "norm", norm_title(config, "Final ")),)
     if stack.final_projection is not None:
-        above += (box("final_projection", "embedding", "Projection", f"{config.hidden_size:,} → {tokens:,}"),)
+        size = f"{config.hidden_size:,} → {stack.final_projection.out_features:,}"
+        above += (box("final_projection", "embedding", "Projection", size),)
     kinds, passes = _kinds(stack, side, prefix), stack.passes
     count = passes * len(stack.layers)
     boxes = tuple(embeddings), projected, added, attended, tuple(after)

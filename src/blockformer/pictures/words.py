@@ -131,6 +131,8 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
         size = f"{each} of {count} experts, each {config.moe_intermediate_size:,} wide"
         chips = [f"{'gated ' * bool(config.gated_mlp)}{config.hidden_act}"]
         chips += [f"in {config.moe_latent_size:,} numbers a token"] if config.moe_latent_size else []
+        if hasattr(module, "dense"):
+            chips += [f"dense network {module.dense.up_proj.out_features:,}", "norms of each"]
         if module.shared_expert is not None:
             gated = ", gated" * (module.shared_expert_gate is not None)
             chips.append(f"shared expert {config.shared_expert_intermediate_size:,}{gated}")
@@ -160,7 +162,8 @@ def end_words(module: Any) -> tuple[str, tuple[str, ...]]:
 
 def _network(kind: type) -> str:
     """What a layer's feed-forward network is, of its class."""
-    return "no network" if kind is type(None) else "experts" if kind.__name__.startswith("Sparse") else "dense"
+    names = {"NoneType": "no network", "SparseFeedForward": "experts", "DenseAndSparse": "dense and experts"}
+    return names.get(kind.__name__, "dense")
 
 
 def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]) -> list[str]:

@@ -28,6 +28,7 @@ STAND_IN = MODEL / "left_out.py"
 OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "alibi": ("position_type", ("alibi",)),
     "awq_linear": ("linear_bits", ()),
+    "dense_and_sparse": ("mlp_layer_types", ("both",)),
     "disentangled": ("position_type", ("disentangled",)),
     "experts": ("num_experts", ()),
     "latent_attention": ("kv_lora_rank", ()),
@@ -38,13 +39,13 @@ OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "rotary": ("position_type", ("rotary",)),
     "sinusoidal": ("position_type", SINUSOIDAL),
     "token_dropout": ("token_dropout", ()),
-    "token_inputs": ((*OF_LAYERS,), ()),
+    "token_inputs": ((*OF_LAYERS, "final_projection_size"), ()),
     "varied_attention": (VARIED, ()),
     "vector_positions": ("position_type", (*LEARNED, *SINUSOIDAL)),
 }
 """Modules that a repo has only if its config needs them, else `STAND_IN` under their names.
 
-The field that says so, or several, and its values; where none are listed, all that are true.
+The field that says so, or several, and its values, of a list one of them; where none are listed, all that are true.
 """
 IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
 THIRD_PARTY = frozenset({"torch", "transformers"})
