@@ -1,6 +1,5 @@
 """Checks of arguments that need no file to be opened. The command line makes them before importing torch."""
 
-import difflib
 import os
 from collections.abc import Mapping
 from os import PathLike
@@ -17,11 +16,13 @@ from blockformer.files.sentence_settings import POOLINGS
 from blockformer.files.sources import GGUF, Source, folder_of, locate, weight_file
 
 from .families.index import ARTICLES, NAMES
-from .options import check_reading, refuse_given
+from .options import check_reading, nearest, refuse_given
 
 FAMILIES = sorted(NAMES)
 """The names of the official families."""
 VERIFICATIONS = ("auto", "quick", "full", "none")
+LARGE = 500_000_000
+"""Parameters above which the comparison is quick by default."""
 DTYPES = ("float32", "bfloat16", "float16")
 FLAGS = {
     "topology": "--as", "layers": "--layers", "kv_heads": "--kv-heads", "experts": "--experts", "tokens": "--tokens",
@@ -53,7 +54,6 @@ def check_conversion(
     sign: str | PathLike[str] | None = None,
     verify: bool | str = "auto",
     shape: Mapping[str, Any] | None = None,
-    use: str | None = None,
     **reading: Any,
 ) -> RepoOptions:
     """Check the arguments of `convert`, `convert_reshaped`, `convert_for_search` or `export_folder`.
@@ -64,7 +64,6 @@ def check_conversion(
         to_official, family, config, into, dtype, dequantize, max_shard_size, force, strict_finite, progress, sign,
             verify: as it has them.
         shape: the arguments of a new shape (`FLAGS`) that are given; None for a conversion that keeps it.
-        use: what a repo for search is to be, one of `USES`.
         reading: all its other options.
 
     Returns:
@@ -83,11 +82,12 @@ def check_conversion(
             f"dequantize (--dequantize) cannot be combined with {other}: it writes plain weights of its own dtype in "
             "our layout; leave one of the two out"
         )
-    if shape is not None:
-        _check_shape(shape, to_official=to_official, dequantize=dequantize, config=config, verify=verify)
-    for name, value in {"to_official": to_official, "dequantize": dequantize, "config": config}.items():
-        if use is not None and value not in (None, False):
-            raise ConversionError(f"--as {use} cannot be combined with {name}; convert in two steps")
+    if shape is not None and verification(verify) in ("full", "quick"):
+        flags = ", ".join(FLAGS[each] for each in shape) or "convert_reshaped"
+        raise ConversionError(
+            f"{flags}: a new shape cannot be combined with verify={verify!r}; a new shape computes something else; "
+            "leave verify out"
+        )
     check_source(src, family, config, to_official, **reading)
     if into is not None:
         _check_into(into, to_official, family=family, dtype=dtype, max_shard_size=max_shard_size)
@@ -138,21 +138,6 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def _check_shape(shape: Mapping[str, Any], **options: Any) -> None:
-    """Refuse the options of a conversion that a new shape leaves no room for."""
-    given = {
-        "to_official": ("to_official=True", "convert in two steps"),
-        "dequantize": ("dequantize (--dequantize)", "convert in two steps"),
-        "config": ("config (--config)", "convert in two steps"),
-    }
-    if verification(options["verify"]) in ("full", "quick"):
-        given["verify"] = (f"verify={options['verify']!r}", "a new shape computes something else; leave verify out")
-    for name, (what, fix) in given.items():
-        if options[name] not in (None, False):
-            flags = ", ".join(FLAGS[each] for each in shape) or "convert_reshaped"
-            raise ConversionError(f"{flags}: a new shape cannot be combined with {what}; {fix}")
-
-
 def verification(verify: bool | str) -> str:
     """How thoroughly to compare the models: one of `VERIFICATIONS`; True means "full", False "none".
 
@@ -163,6 +148,12 @@ def verification(verify: bool | str) -> str:
     if name not in VERIFICATIONS:
         raise ConversionError(f"verify must be one of {', '.join(VERIFICATIONS)}, not {shown(name)}")
     return name
+
+
+def is_quick(verify: bool | str, parameters: int) -> bool:
+    """Whether models of so many parameters are compared on few texts."""
+    level = verification(verify)
+    return level == "quick" or (level == "auto" and parameters > LARGE)
 
 
 def dtype_name(dtype: Any) -> str | None:
@@ -188,9 +179,9 @@ def check_family(name: str) -> None:
     """
     known = [*FAMILIES, *ARTICLES]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ConversionError(f"no family is called {shown(name)}; there are {', '.join(sorted(known))}.{hint}")
+        raise ConversionError(
+            f"no family is called {shown(name)}; there are {', '.join(sorted(known))}.{nearest(name, known)}"
+        )
 
 
 def check_source(
@@ -253,22 +244,10 @@ def check_model(source: str | PathLike[str], **reading: Any) -> None:
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
 
 
-def find_source(
-    source: str | PathLike[str],
-    family: str | None = None,
-    config: str | PathLike[str] | None = None,
-    to_official: bool = False,
-    **reading: Any,
-) -> Source:
-    """Find a checkpoint: a folder, a Hub id or an article's weight file; `reading` is that of `Reading`.
+def located(source: str | PathLike[str], config: str | PathLike[str] | None, **reading: Any) -> Source:
+    """A checkpoint: a folder, a Hub id or an article's weight file; `check_source` has checked the arguments.
 
     Raises:
-        ConversionError: there is no such source, or the other arguments do not suit it.
+        ConversionError: it cannot be fetched.
     """
-    check_source(source, family, config, to_official, **reading)
-    return located(source, config, **reading)
-
-
-def located(source: str | PathLike[str], config: str | PathLike[str] | None, **reading: Any) -> Source:
-    """The same for arguments that are checked already."""
     return weight_file(source, config) if config is not None else locate(source, **reading)

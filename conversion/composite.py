@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -67,20 +66,16 @@ class TextCheckpoint(Checkpoint):
         self.left: list[TensorInfo] = [info for name, info in whole.tensors.items() if name not in taken]
 
     def read(self, name: str) -> Tensor:
-        """See `Checkpoint.read`."""
         tensor = self.whole.read(self.names[name])
         return tensor.mT.contiguous() if name in self.turned else tensor
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        """See `Checkpoint.parts`."""
         return iter([self.read(name).reshape(-1)]) if name in self.turned else self.whole.parts(self.names[name])
 
     def check_unchanged(self) -> None:
-        """See `Checkpoint.check_unchanged`."""
         self.whole.check_unchanged()
 
     def close(self) -> None:
-        """See `Checkpoint.close`."""
         self.whole.close()
 
     @property
@@ -144,21 +139,21 @@ def in_text(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint if text is None else TextCheckpoint(checkpoint, text)
 
 
-def bring_template(checkpoint: Checkpoint, folder: Path, side: SideFiles) -> None:
+def bring_template(side: SideFiles) -> None:
     """Write the chat template of a composite checkpoint, which its processor may have, where a tokenizer reads it.
 
     Args:
-        checkpoint: the source; one that is not composite is left as it is.
-        folder: the new repo, with its tokenizer.
-        side: gets the file, and the tokenizer that it holds gets the template.
+        side: the files of the source; gets the template, and so does its tokenizer. Of a source that is not composite
+            nothing changes.
     """
-    tokenizer, path = side.tokenizer, checkpoint.path(OF_PROCESSORS)
-    if not isinstance(checkpoint, TextCheckpoint) or tokenizer is None or tokenizer.chat_template or not path.exists():
+    checkpoint, tokenizer = side.checkpoint, side.tokenizer
+    if not isinstance(checkpoint, TextCheckpoint) or tokenizer is None or tokenizer.chat_template:
+        return
+    if not checkpoint.path(OF_PROCESSORS).exists():
         return
     template = read_json(checkpoint.member(OF_PROCESSORS)).get("chat_template")
     if isinstance(template, str):
-        (folder / TEMPLATE).write_text(template, encoding="utf-8")
-        side.written[TEMPLATE] = digest(folder / TEMPLATE)
+        side.write(TEMPLATE, template)
         side.notes.append(f"{TEMPLATE} was made from the processor's {OF_PROCESSORS}, so that the tokenizer has it")
         tokenizer.chat_template = template
 

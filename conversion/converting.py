@@ -25,7 +25,7 @@ from blockformer.files.sources import Reading, Source
 from blockformer.publishing.repo_code import release_code
 from blockformer.publishing.write_repo import write_repo
 
-from .arguments import check_conversion, find_source, located, verification
+from .arguments import check_conversion, check_source, is_quick, located, verification
 from .composite import TextCheckpoint, opened
 from .into import IntoComposite, composite, plan_into
 from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
@@ -37,6 +37,7 @@ from .other_entries import note_on_unused
 from .plan import Plan, parse_dtype, plan_out
 from .remedies import plan_official
 from .report import ConversionReport
+from .rules.groups import targets_of
 from .sentence_options import translated
 from .storage.awq import low_bit_weights
 from .storage.unused_tensors import UNUSED_FILE, write_unused
@@ -46,9 +47,6 @@ from .writing import AroundWeights, CheckpointWeights
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-LARGE = 500_000_000
-"""Parameters above which the comparison is quick by default."""
 
 
 def convert(
@@ -133,9 +131,6 @@ def convert(
             *dtype_note(plan.target_config, plan.dtype),
         ]
         around = AroundWeights(checkpoint, place, report)
-        level = verification(verify)
-        quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
-
         weights = CheckpointWeights(checkpoint, plan.groups, plan.tied, place.files)
         if text is not None:
             weights = into_text = IntoComposite(checkpoint, plan, text, place.files)
@@ -143,10 +138,13 @@ def convert(
 
         def fill(folder: Path) -> None:
             side = None
-            if text is None:
-                side = (_fill_official if to_official else _fill_ours)(plan, around, folder)
-            if level != "none":
-                _compare(plan, around, side, folder, options.progress, quick)
+            if to_official and text is None:
+                side = _fill_official(plan, around, folder)
+            elif not to_official:
+                record, changed = recorder(plan, checkpoint, folder), partial(translated, plan, checkpoint)
+                side = around.fill(folder, plan.target_config, plan.family.extra_code, record=record, changed=changed)
+            if verification(verify) != "none":
+                _compare(plan, around, side, folder, options.progress, is_quick(verify, plan.parameters))
             if text is None and (inner := plan.files.get("inner")):
                 put_into_its_folder(folder, inner, plan.files.get("around", ()))
             if not to_official:
@@ -165,15 +163,6 @@ def _fill_official(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles
     side = return_side_files(around.checkpoint, around.place.names, folder, plan.files, unmissed)
     around.tell(side)
     return side
-
-
-def _fill_ours(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles:
-    """Write the files of a repo of ours around its weights, except for the card."""
-
-    entries, code = _entries(plan, around.checkpoint), plan.family.extra_code
-    record = recorder(plan, around.checkpoint, folder)
-    changed = partial(translated, plan, around.checkpoint)
-    return around.fill(folder, plan.target_config, entries, code, record=record, changed=changed)
 
 
 def recorder(plan: Plan, checkpoint: Checkpoint, folder: Path) -> Callable[[SideFiles], None] | None:
@@ -205,7 +194,7 @@ def _compare(
     if quick and report.parity.measured:
         report.notes.append("compared on one text only (quick); a full comparison takes longer")
     if side is not None:
-        around.compare_tokenizers(side, folder)
+        around.compare_tokenizers(side)
     if report.not_verified:
         report.notes.append(f"not verified: {report.not_verified}")
 
@@ -267,7 +256,8 @@ def from_official(
     """
     reading, loading, fields = sorted_options({"output_loading_info": output_loading_info, **options})
     cast = asked_dtype(dtype, loading.pop("torch_dtype", None))
-    place = find_source(src, family, config, **reading)
+    check_source(src, family, config, to_official=False, **reading)
+    place = located(src, config, **reading)
     refuse_adapters(place.path)
     if family is None and config is None and (place.path / "config.json").is_file():
         entries = read_config(place.path / "config.json")
@@ -280,7 +270,7 @@ def from_official(
         notes += plan.family.settings.unused_note(checkpoint.config, only_misspelt=True)
         check_device_map(loading.get("device_map"))
         CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
-        generation = settings_in(checkpoint, _entries(plan, checkpoint), plan.target_config)
+        generation = settings_in(checkpoint, plan.target_config)
         weights, stored, bad = None, None, []
         if loading.get("offload_folder") is None:
             weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
@@ -298,18 +288,13 @@ def from_official(
         return load(plan.target_class, stored, target, fields, loading, generation)
 
 
-def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The `config.json` that may hold generation settings; the settings of a weight file never do."""
-    return plan.target_config.to_dict() if plan.family.is_file else checkpoint.config
-
-
 def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress, quick: bool) -> Parity:
     if plan.not_runnable:
         return Parity(notes=[f"not compared with the official model: {plan.not_runnable}"])
     kind = plan.dtype
     config = plan.source_config if plan.to_official else plan.target_config
     shift = plan.family.oracle.position_shift(config)
-    kept = low_bit_weights(target.name for group in plan.groups for target in group.targets)
+    kept = low_bit_weights(targets_of(plan.groups))
     wide = [group for group in plan.groups if group.targets[0].dtype.itemsize > kind.itemsize]
     kept |= {each for group in wide for name in group.sources for each in (name, plan.to_class(name))}
 
@@ -343,26 +328,15 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
 
 
 def _write_card(folder: Path, plan: Plan, around: AroundWeights) -> None:
-    report, hub_id = around.report, around.place.hub_id
-    source = around.place.around or around.place.path
+    report, place = around.report, around.place
     kind = "file" if plan.family.is_file else "folder"
-    name = f"`{hub_id}`" if hub_id else f"the {kind} `{source.resolve().name}`"
-    low = " The linear maps of its layers keep their 4-bit weights; no other package is needed to run them."
+    name = f"`{place.hub_id}`" if place.hub_id else f"the {kind} `{(place.around or place.path).resolve().name}`"
     dtypes = ", ".join(report.dtypes)
-    lines = [] if report.parity is None else [f"- {line}" for line in str(report.parity).split("; ") if line]
-    notes = "; ".join(report.parity.notes) if report.parity is not None else ""
-    parity = "\n".join(["Both models were run on the same random, structured and padded input:", "", *lines])
-    nothing = f"{notes[:1].upper()}{notes[1:]}." if notes else "Not compared: the conversion ran without verification."
-    if report.not_verified:
-        nothing = f"**Not verified:** {report.not_verified}."
-    around.write_card(
-        folder,
-        plan.target_config,
-        plan.parameters,
-        origin=f"Converted by Blockformer from {name}, a checkpoint of the `{plan.family.name}` family ({dtypes})."
-        + (low if getattr(plan.target_config, "linear_bits", None) else ""),
-        parity=parity if report.parity is not None and not report.not_verified else nothing,
-    )
+    origin = f"Converted by Blockformer from {name}, a checkpoint of the `{plan.family.name}` family ({dtypes})."
+    if getattr(plan.target_config, "linear_bits", None):
+        origin += " The linear maps of its layers keep their 4-bit weights; no other package is needed to run them."
+    compared = report.compared("Both models were run on the same random, structured and padded input:")
+    around.write_card(folder, plan.target_config, plan.parameters, origin, compared)
 
 
 def _notes_on(official: Mapping[str, Any], plan: Plan) -> list[str]:

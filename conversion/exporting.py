@@ -80,8 +80,8 @@ def export_folder(
 
         def fill(folder: Path) -> None:
             code, copies = release_code(place.path, config), record_of(checkpoint, place)
-            side = around.fill(folder, config, checkpoint.config, code, copies)
-            around.compare_tokenizers(side, folder)
+            side = around.fill(folder, config, code, copies)
+            around.compare_tokenizers(side)
             around.write_card(folder, config, parameters)
 
         weights = CheckpointWeights(checkpoint, groups, tied, place.files)

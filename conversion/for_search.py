@@ -26,9 +26,9 @@ from blockformer.model_classes import MODELS
 from blockformer.publishing.repo_code import release_code
 from blockformer.publishing.write_repo import write_repo
 
-from .arguments import check_conversion, check_use, verification
+from .arguments import check_conversion, check_use, is_quick, verification
 from .composite import TextCheckpoint, opened
-from .converting import LARGE, recorder
+from .converting import recorder
 from .exporting import own_groups, record_of
 from .loading import load_tokenizer
 from .model_tensors import expected_tensors
@@ -37,7 +37,7 @@ from .origin import BEFORE
 from .plan import Plan, architecture_of, our_config, parse_dtype
 from .remedies import plan_official
 from .report import ConversionReport
-from .rules.groups import Group
+from .rules.groups import Group, targets_of
 from .search_texts import batches, tokens_of
 from .undoing import RECORD
 from .uses import HEAD, Embedder, Reranker, Use, kind_of
@@ -57,11 +57,8 @@ def convert_for_search(
     pooling: str | None = None,
     bidirectional: bool = False,
     prompts: Mapping[str, str] | None = None,
-    to_official: bool = False,
     family: str | None = None,
-    config: str | PathLike[str] | None = None,
     dtype: str | torch.dtype | None = None,
-    dequantize: str | torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
     verify: bool | str = "auto",
     force: bool = False,
@@ -87,7 +84,6 @@ def convert_for_search(
         bidirectional: whether an embedder's tokens see later ones too (BehnamGhader et al., 2024); it needs training.
         prompts: of an embedder: name -> what is put before a text.
         family, dtype, max_shard_size, force, strict_finite, progress: see `convert`.
-        to_official, config, dequantize: see `convert`; they are refused, except with values that ask for nothing.
         verify: see `convert`. Source and result are run in float32 on 200 pairs or 30 texts; quick, on 20 or 10.
         reading: which files are read, and from where, see `convert`.
 
@@ -100,17 +96,13 @@ def convert_for_search(
         src,
         dst,
         function="convert_for_search",
-        to_official=to_official,
         family=family,
-        config=config,
         dtype=dtype,
-        dequantize=dequantize,
         max_shard_size=max_shard_size,
         verify=verify,
         force=force,
         strict_finite=strict_finite,
         progress=progress,
-        use=use,
         **reading,
     )
     made_for: Use = Reranker(list(tokens or ()))
@@ -124,7 +116,9 @@ def convert_for_search(
         if isinstance(checkpoint, TextCheckpoint):
             raise ConversionError(f"{place.path}: has towers next to the text; convert it first, then use the result")
         source = _decoder(checkpoint, family, parse_dtype(dtype))
-        tokenizer = _with_template(load_tokenizer(os.fspath(src), place.path, f", and --as {use} needs one"), template)
+        tokenizer: Any = load_tokenizer(os.fspath(src), place.path, f", and --as {use} needs one")
+        if template is not None:
+            tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
         before = _settings_before(checkpoint, place, use)
         made = made_for.config(source.config, tokenizer)
         groups = made_for.groups(source.groups, source.config)
@@ -140,18 +134,19 @@ def convert_for_search(
                 code, copies = release_code(place.path, made), record_of(checkpoint, place)
             else:
                 record = recorder(source.plan, checkpoint, folder)
-            side = around.fill(folder, made, checkpoint.config, code, copies, record)
-            around.compare_tokenizers(side, folder)
+            side = around.fill(folder, made, code, copies, record)
+            around.compare_tokenizers(side)
             files = made_for.files(made, tokenizer, before)
             files |= {} if template is None else {TEMPLATE: tokenizer.chat_template}
             _write_settings(folder, files, source, use)
-            if (level := verification(verify)) != "none":
-                few = level == "quick" or (level == "auto" and parameters > LARGE)
+            if verification(verify) != "none":
+                few = is_quick(verify, parameters)
                 loads, said = _loads(source, place, folder, made, made_for, dtype is not None)
                 options.progress("comparing the models", 0, 0)
                 report.parity = compare(made_for, loads, tokenizer, made, parameters, few)
                 report.notes += [f"not verified: {report.not_verified}"] if report.not_verified else said
-            _write_card(folder, around, made, parameters, made_for)
+            origin = f"Made from `{place.name}` by Blockformer, for sentence-transformers: {made_for.sentence()}."
+            around.write_card(folder, made, parameters, origin, report.compared("Compared with the source:"))
 
         CheckpointWeights(checkpoint, source.groups, source.tied).check_tied()
         write_repo(CheckpointWeights(checkpoint, groups, (), place.files), dst, options, fill, report)
@@ -183,7 +178,7 @@ class _Decoder:
     @property
     def has_head(self) -> bool:
         """Whether the head is stored, be it equal to the embeddings or not."""
-        return any(target.name == HEAD for group in self.groups for target in group.targets)
+        return HEAD in targets_of(self.groups)
 
 
 def _decoder(checkpoint: Checkpoint, family: str | None, cast: torch.dtype | None) -> _Decoder:
@@ -199,12 +194,6 @@ def _decoder(checkpoint: Checkpoint, family: str | None, cast: torch.dtype | Non
     config.architectures = [architecture_of(config)]
     groups, tied, _ = own_groups(checkpoint, config)
     return _Decoder(config, checkpoint.member("config.json").read_text(encoding="utf-8"), groups, tied, None)
-
-
-def _with_template(tokenizer: Any, template: str | PathLike[str] | None) -> Any:
-    if template is not None:
-        tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
-    return tokenizer
 
 
 def _settings_before(checkpoint: Checkpoint, place: Source, use: str) -> dict[str, Any]:
@@ -307,14 +296,3 @@ def compare(use: Use, loads: Loads, tokenizer: Any, config: PretrainedConfig, pa
     if parity.disagrees:
         raise ConversionError(f"the {use.name} does not compute what its source computes: {parity}")
     return parity
-
-
-def _write_card(folder: Path, around: AroundWeights, made: PretrainedConfig, parameters: int, use: Use) -> None:
-    place, report = around.place, around.report
-    name = place.hub_id or (place.around or place.path).name
-    parity = "Not compared: the conversion ran without verification."
-    if report.parity is not None:
-        measured = "\n".join(["Compared with the source:", "", *(f"- {each}" for each in report.parity.measured)])
-        parity = f"**Not verified:** {report.not_verified}." if report.not_verified else measured
-    origin = f"Made from `{name}` by Blockformer, for sentence-transformers: {use.sentence()}."
-    around.write_card(folder, made, parameters, origin=origin, parity=parity)

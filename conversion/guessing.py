@@ -6,6 +6,7 @@ from blockformer.files.quiet import quiet
 
 from .families.registry import FAMILIES
 from .plan import plan_in
+from .rules.groups import targets_of
 from .rules.table import RuleTable
 
 
@@ -45,7 +46,7 @@ def _fits(checkpoint: Checkpoint, name: str) -> bool:
             headers = {to_class(own): info for own, info in headers.items()}
             layout = family.names.layout(variant, config)
             groups = RuleTable(family.names.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
-            layout.plan({target.name: target for group in groups for target in group.targets})
+            layout.plan(targets_of(groups))
             plan_in(checkpoint, name, None)  # builds the models, unlike the lines before
         except Exception:  # of another family's classes, whatever they raise for settings that are not theirs
             return False

@@ -24,7 +24,7 @@ from .composite import TextCheckpoint, opened
 from .families.settings import ABOUT_THE_FILE
 from .origin import Origin, read_origin
 from .plan import Plan
-from .rules.groups import Group
+from .rules.groups import Group, targets_of
 from .uses import HEAD, TIED
 from .values import TOKENS
 from .writing import CheckpointWeights
@@ -63,7 +63,6 @@ class IntoComposite(CheckpointWeights):
         self.notes = [f"{kind}: {', '.join(map(shown, names))}" for kind, names in kinds.items() if names]
 
     def check_unchanged(self) -> None:
-        """See `Weights.check_unchanged`."""
         self.checkpoint.check_unchanged()
         self.text.check_unchanged()
 
@@ -133,7 +132,7 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
         )
     CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
     groups = _with_ties(plan.groups, text)
-    made = {target.name: target for group in groups for target in group.targets}
+    made = targets_of(groups)
     lines = [
         f"{shown(name)} is {_shape(made.get(name))} here and {_shape(text.tensors.get(name))} there"
         for name in {**made, **text.tensors}
@@ -168,13 +167,13 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
 
 def _with_ties(groups: list[Group], text: TextCheckpoint) -> list[Group]:
     """The groups with a tied head as the composite has it: stored twice, or left out."""
-    names = {target.name for group in groups for target in group.targets}
+    names = targets_of(groups)
     if not getattr(text.text.whole, "tie_word_embeddings", False) or not {HEAD, TIED} <= {*names, *text.tensors}:
         return groups
     kept = [group for group in groups if group.targets[0].name in text.tensors or group.targets[0].name != HEAD]
     if HEAD in text.tensors and HEAD not in names:
         first = next(group for group in groups if group.targets[0].name == TIED)
-        kept.append(replace(first, targets=(replace(first.targets[0], name=HEAD),)))
+        kept.append(first.renamed(lambda _: HEAD))
     return kept
 
 

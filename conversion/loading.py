@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from blockformer.files.errors import ConversionError
-from blockformer.files.sources import Reading, Source, locate
+from blockformer.files.sources import Reading, locate
 from blockformer.files.tokenizers import LOCAL, check_readable, has_tokenizer, is_panic
 
 from .converting import from_official
@@ -33,7 +33,7 @@ def load_any(
     """
     check_reading("load_any", reading)
     place = locate(src, **reading)
-    return load_source(place, None, dtype), place.path
+    return from_official(place.path, dtype, **place.loading), place.path
 
 
 def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokenizerBase:
@@ -59,8 +59,3 @@ def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokeni
             raise
         reason = str(error) or type(error).__name__
         raise ConversionError(f"{src}: the tokenizer cannot be loaded: {reason}") from error
-
-
-def load_source(place: Source, family: str | None, dtype: str | torch.dtype | None) -> PreTrainedModel:
-    """The model of a folder that was found already."""
-    return from_official(place.path, dtype, family, **place.loading)

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel, initialization
 
 from blockformer.files.errors import ConversionError
 
-from .rules.groups import Group
+from .rules.groups import Group, targets_of
 from .rules.table import Rule, RuleTable
 from .storage import awq
 
@@ -55,13 +55,13 @@ def by_sources(names: Iterable[str], tied: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_sources(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
-    """The same groups, reading tensors by the names that a file has."""
-    return [replace(group, sources=tuple(names[name] for name in group.sources)) for group in groups]
+    """The same groups, reading tensors by the names that a file has; other names stay."""
+    return [replace(group, sources=tuple(names.get(name, name) for name in group.sources)) for group in groups]
 
 
 def stored_pairs(tied: Mapping[str, str], groups: list[Group]) -> list[tuple[str, str]]:
     """Tied pairs of which both names are written."""
-    written = {target.name for group in groups for target in group.targets}
+    written = targets_of(groups)
     return [(name, source) for name, source in tied.items() if name in written and source in written]
 
 

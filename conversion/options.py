@@ -97,14 +97,11 @@ OPTIONS: dict[str, Option] = {
 }
 """Name -> what becomes of it in `from_official`. Any other name is a field of the config, or not known."""
 
-_WRITES = ("family", "dtype", "max_shard_size", "force", "strict_finite", "progress")
-_OF_CONVERT = ("to_official", "config", "dequantize", "verify")
+_WRITES = ("family", "dtype", "max_shard_size", "verify", "force", "strict_finite", "progress")
 OWN: dict[str, tuple[str, ...]] = {
-    "convert": (*_WRITES, *_OF_CONVERT, "into"),
-    "convert_reshaped": (*_WRITES, *_OF_CONVERT, "topology", "layers", "kv_heads", "experts", "seed"),
-    "convert_for_search": (
-        *_WRITES, *_OF_CONVERT, "use", "tokens", "template", "pooling", "bidirectional", "prompts",
-    ),
+    "convert": (*_WRITES, "to_official", "config", "dequantize", "into"),
+    "convert_reshaped": (*_WRITES, "topology", "layers", "kv_heads", "experts", "seed"),
+    "convert_for_search": (*_WRITES, "use", "tokens", "template", "pooling", "bidirectional", "prompts"),
     "export_folder": ("max_shard_size", "force", "strict_finite", "progress", "sign"),
     "from_official": ("dtype", "family", "config"),
     "load_any": ("dtype",),

@@ -5,7 +5,7 @@ Tensors are read where a family's variant depends on values, or where one that i
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from .families.registry import Family, family_by_name, family_for, family_of
 from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
 from .origin import Origin, read_origin
 from .other_entries import carry_others, others_for
-from .rules.groups import Group, Target
+from .rules.groups import Group, targets_of
 from .rules.in_turn import in_turn
 from .rules.table import RuleTable
 from .storage.awq import AWQ
@@ -95,7 +95,7 @@ class Plan:
     @property
     def sizes(self) -> dict[torch.dtype, int]:
         """Bytes by dtype, the largest share first."""
-        targets = (target for group in self.groups for target in group.targets)
+        targets = targets_of(self.groups).values()
         return bytes_by_dtype((target.name, target.dtype, target.shape) for target in targets)
 
     @property
@@ -145,7 +145,7 @@ def plan_in(
         view.low_bits.check_plain(tensors, {*stored.values()} - {stored[name] for name in further})
     headers = {name: tensors[own] for name, own in stored.items()}
     to_class = RuleTable(family.names.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
-    to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
+    to_ours = layout.plan(targets_of(to_class), shapes, optional=tied, dtype=cast)
     groups = with_sources(in_turn(to_class, to_ours), stored)
     used = {name for group in groups for name in group.sources}
     further = [name for name in further if stored[name] not in used]
@@ -213,7 +213,8 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         origin = None
     variant = family.names.variant_for(config, None if origin is None else origin.variant)
     official = _official_settings(family, config, origin) | others_for(family, config)
-    _set_dtype(official, cast or config.dtype)
+    if (dtype := cast or config.dtype) is not None:
+        official[dtype_entry(official)] = str(dtype).removeprefix("torch.")
     as_before = origin is not None and origin.variant == variant
     unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
     head, layout = family.names.head(variant), family.names.layout(variant, config)
@@ -230,7 +231,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         dtype=cast,
     )
     storage = RuleTable(family.names.storage(variant, config), layers=layout.layers)
-    to_file = storage.plan(_targets(to_class), reverse=True, rest=True)
+    to_file = storage.plan(targets_of(to_class), reverse=True, rest=True)
     groups = with_sources(in_turn(to_class, to_file), stored)
     names = family.names.spelled(variant)
     return Plan(
@@ -242,7 +243,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         target_config=family.settings.official_config(official),
         target_class=head.official_class,
         config_json=json_text(official),
-        groups=[_renamed(group, names) for group in groups] + unused,
+        groups=[group.renamed(names.to_file) for group in groups] + unused,
         tied=[(names.to_file(first), names.to_file(second)) for first, second in _tied_pairs(tied, to_class)],
         parameters=parameters,
         official_arguments=family.names.class_arguments(variant),
@@ -251,10 +252,6 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         not_runnable=family.oracle.not_runnable(family.name, config),
         notes=[*family.names.notes_on_writing(config), *_further_layers(family, names, layout, unused, config)],
     )
-
-
-def _targets(groups: Iterable[Group]) -> dict[str, Target]:
-    return {target.name: target for group in groups for target in group.targets}
 
 
 def _tied_pairs(tied: Mapping[str, str], groups: Iterable[Group]) -> list[tuple[str, str]]:
@@ -267,7 +264,7 @@ def _further_layers(
     family: Family, spellings: Spellings, layout: RuleTable, unused: list[Group], config: PretrainedConfig
 ) -> list[str]:
     """A note on layers after the model's last one, whether they are written or missing."""
-    found = layout.further_layers(spellings.to_class(target.name) for group in unused for target in group.targets)
+    found = layout.further_layers(map(spellings.to_class, targets_of(unused)))
     if found or not layout.has_further_layers or getattr(config, FURTHER_LAYERS, False):
         return _notes_on(found, "written unchanged", config)
     return [f"layers that predict further tokens, which checkpoints of {family.name} may have, are not written"]
@@ -300,12 +297,6 @@ def _check_unused(
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
         raise ConversionError(f"{folder}: tensors that cannot be left out:{listed(lines)}")
-
-
-def _renamed(group: Group, spellings: Spellings) -> Group:
-    """The same group, writing names as a checkpoint has them."""
-    targets = tuple(replace(target, name=spellings.to_file(target.name)) for target in group.targets)
-    return replace(group, targets=targets)
 
 
 def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
@@ -398,8 +389,6 @@ def _files_of(origin: Origin, official: Mapping[str, Any]) -> dict[str, Any]:
     return {**origin.files, "written": written}
 
 
-def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
-    """Write a dtype under whichever name the config uses: `dtype` or `torch_dtype`."""
-    if dtype is not None:
-        name = "torch_dtype" if "torch_dtype" in official and "dtype" not in official else "dtype"
-        official[name] = str(dtype).removeprefix("torch.")
+def dtype_entry(entries: Mapping[str, Any]) -> str:
+    """The name that a `config.json` has for the dtype: `dtype`, or `torch_dtype` as before transformers 5."""
+    return "torch_dtype" if "torch_dtype" in entries and "dtype" not in entries else "dtype"

@@ -26,3 +26,11 @@ class ConversionReport(RepoReport):
     def not_verified(self) -> str:
         """Why a comparison that was wanted proved nothing; "" where it did, or where none was wanted."""
         return "" if self.parity is None else self.parity.why_not_verified
+
+    def compared(self, start: str) -> str:
+        """What the card says of the comparison: after this start a line for each figure, or why there are none."""
+        if self.parity is None:
+            return "Not compared: the conversion ran without verification."
+        if self.not_verified:
+            return f"**Not verified:** {self.not_verified}."
+        return "\n".join([start, "", *(f"- {line}" for line in (*self.parity.measured, *self.parity.notes))])

@@ -22,7 +22,7 @@ from blockformer.reshaping import check_changes, reshape
 
 from .arguments import check_conversion
 from .composite import opened
-from .loading import load_source
+from .converting import from_official
 from .options import OPTIONS, OWN, READING, OptionError
 from .report import ConversionReport
 from .undoing import can_be_undone, undo
@@ -46,11 +46,8 @@ def convert_reshaped(
     kv_heads: int | None = None,
     experts: int | None = None,
     seed: int = 0,
-    to_official: bool = False,
     family: str | None = None,
-    config: str | PathLike[str] | None = None,
     dtype: str | torch.dtype | None = None,
-    dequantize: str | torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
     verify: bool | str = "auto",
     force: bool = False,
@@ -68,8 +65,7 @@ def convert_reshaped(
         dst: the repo to create.
         topology, layers, kv_heads, experts, seed: see `blockformer.reshape`.
         family, dtype, max_shard_size, force, strict_finite, progress: see `convert`.
-        to_official, config, dequantize, verify: see `convert`. A new shape leaves no room for them: they are refused,
-            except with values that ask for nothing, such as `verify="auto"`.
+        verify: "auto" or "none" (False): nothing can be compared.
         options: which files are read, and from where, see `convert`; and `changes` of `blockformer.reshape`.
 
     Raises:
@@ -86,11 +82,8 @@ def convert_reshaped(
         src,
         dst,
         function="convert_reshaped",
-        to_official=to_official,
         family=family,
-        config=config,
         dtype=dtype,
-        dequantize=dequantize,
         max_shard_size=max_shard_size,
         verify=verify,
         force=force,
@@ -122,14 +115,13 @@ def convert_reshaped(
         around = AroundWeights(checkpoint, place, report)
 
         def fill(folder: Path) -> None:
-            side = around.fill(folder, reshaped.config, checkpoint.config, release_code(place.path, reshaped.config))
-            around.compare_tokenizers(side, folder)
-            name = place.hub_id or (place.around or place.path).name
+            side = around.fill(folder, reshaped.config, release_code(place.path, reshaped.config))
+            around.compare_tokenizers(side)
             around.write_card(
                 folder,
                 reshaped.config,
                 reshaped.num_parameters(),
-                origin=f"Made from `{name}`: Blockformer {what_was_done(shape)}. **The model needs training.**",
+                origin=f"Made from `{place.name}`: Blockformer {what_was_done(shape)}. **The model needs training.**",
                 parity="Not compared: the shape changes what is computed.",
             )
 
@@ -147,7 +139,7 @@ def _loaded(place: Source, family: str | None, dtype: Any) -> tuple[PreTrainedMo
     """The model of a source, and what loading it warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        model = load_source(place, family, dtype)
+        model = from_official(place.path, dtype, family, **place.loading)
     return model, [str(each.message).removeprefix(f"{place.path}: ") for each in caught]
 
 

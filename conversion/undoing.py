@@ -1,7 +1,6 @@
 """The way back of a repo for search: the decoder that it was made of, every weight and file as it was."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from blockformer.files.checkpoint import Checkpoint
@@ -57,13 +56,13 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
     groups = with_sources(identity_rules(shapes).plan(headers, shapes, optional=[*tied]), names)
     if record.get("has_head") is True and HEAD in tied:  # it was stored twice
         first = next(group for group in groups if group.targets[0].name == tied[HEAD])
-        groups.append(replace(first, targets=(replace(first.targets[0], name=HEAD),)))
+        groups.append(first.renamed(lambda _: HEAD))
     around = AroundWeights(checkpoint, place, report)
 
     def fill(folder: Path) -> None:
         (folder / "config.json").write_text(text, encoding="utf-8")
         copies = [name for name in record_of(checkpoint, place) if not name.startswith(f"{BEFORE}/")]
-        around.fill(folder, config, checkpoint.config, release_code(place.path, config), copies)
+        around.fill(folder, config, release_code(place.path, config), copies)
         for name, sha in written.items():
             path = folder / name
             if not path.is_file() or digest(path) != sha:
@@ -73,7 +72,6 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
                 path.write_bytes(checkpoint.member(f"{BEFORE}/{name}").read_bytes())
             elif path.parent != folder:
                 path.parent.rmdir()
-        name = (place.around or place.path).name
-        around.write_card(folder, config, parameters, origin=f"Made from `{place.hub_id or name}` by Blockformer.")
+        around.write_card(folder, config, parameters, origin=f"Made from `{place.name}` by Blockformer.")
 
     write_repo(CheckpointWeights(checkpoint, groups, [], place.files), dst, options, fill, report)

@@ -6,7 +6,7 @@ B rows, T length, C hidden size, V vocabulary.
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -71,7 +71,7 @@ class Use(Protocol):
 
 
 @dataclass
-class Reranker:
+class Reranker(Use):
     """A classifier of one label in place of the language model: its score is the difference of two logits.
 
     Attributes:
@@ -87,7 +87,6 @@ class Reranker:
     looks_both_ways = False
 
     def config(self, before: PretrainedConfig, tokenizer: Any) -> PretrainedConfig:
-        """See `Use.config`."""
         if before.architectures != [WRITER]:
             raise ConversionError(f"a reranker is made from a decoder that generates text, not from {kind_of(before)}")
         for name, neutral in (("final_logit_softcapping", None), ("lm_head_transform", False), ("lm_head_bias", False)):
@@ -115,15 +114,12 @@ class Reranker:
         return [*kept, Group(group.sources, (score,), row)]
 
     def files(self, config: PretrainedConfig, tokenizer: Any, before: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Use.files`."""
         return of_reranker(self.template(tokenizer), before)
 
     def texts(self, few: bool) -> Texts:
-        """See `Use.texts`."""
         return search_texts.pairs(few)
 
     def template(self, tokenizer: Any) -> str | None:
-        """See `Use.template`."""
         return search_texts.template_format(tokenizer)
 
     def values(self, model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, float]:
@@ -135,13 +131,12 @@ class Reranker:
         return logits[:, -1] - (logits[:, 0] if len(self.ids) == 2 else 0), logits.abs().max().item()
 
     def sentence(self) -> str:
-        """See `Use.sentence`."""
         names = [f"`{each}`" for each in self.tokens]
         return f"the score of a pair is the logit of {' less that of '.join(reversed(names))} after its last token"
 
 
 @dataclass
-class Embedder:
+class Embedder(Use):
     """A decoder without a head, whose states become one vector of length 1.
 
     Attributes:
@@ -158,7 +153,6 @@ class Embedder:
     outputs = "vectors"
 
     def config(self, before: PretrainedConfig, tokenizer: Any) -> PretrainedConfig:
-        """See `Use.config`."""
         if before.architectures not in ([WRITER], [STACK]):
             raise ConversionError(f"an embedder is made from a decoder, not from {kind_of(before)}")
         after = _with_class(before, STACK)
@@ -168,33 +162,24 @@ class Embedder:
         return after
 
     def groups(self, groups: Sequence[Group], before: PretrainedConfig) -> list[Group]:
-        """See `Use.groups`."""
         kept = [each for each in groups if not each.targets[0].name.startswith(OF_THE_HEAD)]
-        return [
-            replace(each, targets=tuple(replace(to, name=to.name.removeprefix("model.")) for to in each.targets))
-            for each in kept
-        ]
+        return [each.renamed(lambda name: name.removeprefix("model.")) for each in kept]
 
     def files(self, config: PretrainedConfig, tokenizer: Any, before: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Use.files`."""
         return of_embedder(config.output_size, self.pooling, self.prompts, before)
 
     def texts(self, few: bool) -> Texts:
-        """See `Use.texts`."""
         return search_texts.texts(few)
 
     def template(self, tokenizer: Any) -> str | None:
-        """See `Use.template`."""
         return None
 
     def values(self, model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, float]:
-        """See `Use.values`."""
         states = model.base_model(input_ids=ids).last_hidden_state.float()  # [B, T, C]
         vectors = states[:, -1] if self.pooling == "lasttoken" else states.mean(1)
         return torch.nn.functional.normalize(vectors, dim=-1), 1.0
 
     def sentence(self) -> str:
-        """See `Use.sentence`."""
         pooled = "the state of the last token" if self.pooling == "lasttoken" else "the mean of all states"
         sees = "; tokens see later ones too, so **the model needs training**" if self.looks_both_ways else ""
         return f"the vector of a text is {pooled}, of length 1{sees}"

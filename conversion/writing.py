@@ -19,7 +19,7 @@ from blockformer.files.json_files import json_text
 from blockformer.files.names import PROCESSOR_FILES
 from blockformer.files.new_repo import RepoOptions
 from blockformer.files.safetensors_io import PART
-from blockformer.files.side_file_kinds import copy_file, digest
+from blockformer.files.side_file_kinds import copy_file
 from blockformer.files.side_files import SideFiles, carry_side_files, name_the_rest
 from blockformer.files.sources import Source
 from blockformer.files.tokenizers import compare_tokenizers, has_tokenizer
@@ -126,7 +126,6 @@ class AroundWeights:
         self,
         folder: Path,
         config: PretrainedConfig,
-        entries: Mapping[str, Any],
         code: Mapping[str, Path],
         copies: Iterable[str] = (),
         record: Callable[[SideFiles], None] | None = None,
@@ -137,7 +136,6 @@ class AroundWeights:
         Args:
             folder: with its weights; a model's own `save_pretrained` has written config, settings and code as well.
             config: of the model.
-            entries: the `config.json` that may hold generation settings.
             code: path in the repo -> file, of code that not every repo has.
             copies: files of the source that go into the repo as they are: the record of an earlier conversion.
             record: writes the record of this one, once it is known what became of every file.
@@ -153,7 +151,7 @@ class AroundWeights:
         of_text = isinstance(self.checkpoint, TextCheckpoint)
         names = [name for name in self.place.names if not (of_text and name in PROCESSOR_FILES)]
         side = carry_side_files(self.checkpoint, names, folder, changed)
-        bring_template(self.checkpoint, folder, side)
+        bring_template(side)
         for name in copies:
             copy_file(self.checkpoint, name, folder / name)
         copy_code(folder, config)
@@ -162,11 +160,9 @@ class AroundWeights:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, folder / name)
         if not (folder / FILE).exists():
-            settings = settings_in(self.checkpoint, entries, config)
-            (folder / FILE).write_text(json_text(settings), encoding="utf-8")
-            side.written[FILE] = digest(folder / FILE)
+            side.write(FILE, json_text(settings_in(self.checkpoint, config)))
         side.is_recorded = record is not None
-        name_the_rest(self.checkpoint, self.place.names, folder, side)
+        name_the_rest(side, self.place.names)
         if record is not None:
             record(side)
         self.tell(side)
@@ -178,22 +174,24 @@ class AroundWeights:
         self.report.left_out = side.left_out
         self.report.has_tokenizer = self.checkpoint.is_file or has_tokenizer(self.place.path)
 
-    def compare_tokenizers(self, side: SideFiles, folder: Path) -> None:
+    def compare_tokenizers(self, side: SideFiles) -> None:
         """Report whether the copied tokenizer gives the same ids as the source's.
 
         Raises:
             ConversionError: it does not, or only one of them can be loaded.
         """
-        found = compare_tokenizers(side.tokenizer, folder)
+        found = compare_tokenizers(side.tokenizer, side.folder)
         self.report.notes += [found] if found else []
 
-    def write_card(self, folder: Path, config: PretrainedConfig, parameters: int, **text: str) -> None:
+    def write_card(
+        self, folder: Path, config: PretrainedConfig, parameters: int, origin: str = "", parity: str = ""
+    ) -> None:
         """Write the card, with what the source's says to the Hub.
 
         Args:
             folder, config: see `fill`.
             parameters: of the model.
-            text: `origin` and `parity` of `blockformer.publishing.write_card`.
+            origin, parity: of `blockformer.publishing.write_card`.
         """
         write_card(
             folder,
@@ -202,5 +200,6 @@ class AroundWeights:
             front=front_matter(self.checkpoint),
             parameters=parameters,
             left_out=self.report.left_out,
-            **text,
+            origin=origin,
+            parity=parity,
         )

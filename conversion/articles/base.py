@@ -189,7 +189,6 @@ class Article(Names[Head], ABC):
         return rules, copies
 
     def notes(self, variant: CheckpointVariant) -> list[str]:
-        """See `Names.notes`."""
         notes = [f"{copy} is {first} ({name})" for name, copy, first in self.shared if name in variant.traits]
         if GUESSED in variant.traits:
             notes.append('its norms divide by std + eps, the unbiased std; if yours do not, set "norm": "layer_norm"')
@@ -211,7 +210,6 @@ class ArticleSettings(Settings):
     article: Article
 
     def read(self, official, variant, head):
-        """See `Settings.read`."""
         said = self.article.our_settings(self.article.checked(official), variant.traits)
         return {"architectures": [head.ours], **self.structure, **said}
 
@@ -224,7 +222,6 @@ class ArticleSettings(Settings):
         return []
 
     def our_config(self, settings: Mapping[str, Any]) -> PretrainedConfig:
-        """See `Settings.our_config`."""
         try:
             return super().our_config(settings)
         except ConversionError as error:

@@ -80,7 +80,6 @@ class ArticleEncoderDecoder(Article):
         return {name: sinusoid(settings[length], settings["d_model"]) for name, length in sides.items()}
 
     def layout(self, variant, config) -> RuleTable:
-        """See `Names.layout`."""
         attention = {theirs: ours for ours, theirs in spelled(variant.traits).items()}
         modules = {"mlp": {"linear_1": "up_proj", "linear_2": "down_proj"}}
         rules, copies = self.embedding_rules(variant)
@@ -97,7 +96,6 @@ class ArticleEncoderDecoder(Article):
         return RuleTable(rules, ignored=[*copies, "src_pos.pe", "tgt_pos.pe"])
 
     def our_settings(self, settings, traits):
-        """See `Article.our_settings`."""
         dropout, shares = float(settings["dropout"]), "share_embeddings" in traits
         source, target = settings["src_vocab_size"], settings["tgt_vocab_size"]
         return {

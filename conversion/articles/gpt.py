@@ -58,7 +58,6 @@ class ArticleGPT(Article):
         return {f".mha.{name}": causal(settings["max_seq_length"]) for name in MASKS}
 
     def layout(self, variant, config) -> RuleTable:
-        """See `Names.layout`."""
         block, layer = BLOCK + "{layer}.", "model.layers.{layer}."
         linear = {
             f"mha.{theirs}": f"self_attn.{ours}" for ours, theirs in spelled(variant.traits).items()
@@ -77,7 +76,6 @@ class ArticleGPT(Article):
         return RuleTable(rules, ignored=[*copies, *(f"{block}mha.{name}" for name in MASKS)])
 
     def our_settings(self, settings, traits):
-        """See `Article.our_settings`."""
         return {
             "vocab_size": settings["vocab_size"],
             "hidden_size": settings["embedding_dim"],

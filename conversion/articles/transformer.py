@@ -140,7 +140,6 @@ class ArticleTransformer(Article):
         return {"wpe.pe": sinusoid(length, settings["n_embd"]), "attn.bias": causal(length)}
 
     def layout(self, variant, config) -> RuleTable:
-        """See `Names.layout`."""
         rules, ignored = self.embedding_rules(variant)
         ignored += ["transformer.wpe.pe"]
         for stack, parts in SUBLAYERS.items():
@@ -157,7 +156,6 @@ class ArticleTransformer(Article):
         return RuleTable(rules, ignored=ignored)
 
     def our_settings(self, settings, traits):
-        """See `Article.our_settings`."""
         dropout = float(settings["dropout"])
         biases = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
         return {

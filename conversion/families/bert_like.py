@@ -47,14 +47,12 @@ class EncoderSettings(Settings):
 
     @property
     def values(self):
-        """See `Settings.values`."""
         has_side = any(getattr(head, "is_decoder", False) for head in self.heads)
         sides, pruned = [SIDE] if has_side else [], [PRUNED_HEADS] if self._is_berts else []
         return [self.positions, Pooler(self.pooler_act), *sides, *pruned, *self.computed]
 
     @property
     def always_read(self):
-        """See `Settings.always_read`."""
         return ("position_embedding_type", "pruned_heads") if self._is_berts else ()
 
     @property
@@ -113,17 +111,14 @@ class EncoderNames(Names[EncoderHead]):
     oracle = Oracle(not_runnable=not_runnable, position_shift=lambda config: config.position_offset)
 
     def usual_heads(self, classes):
-        """See `Names.usual_heads`."""
         return encoder_heads(classes)
 
     @property
     def own_traits(self):
-        """See `Names.own_traits`."""
         return frozenset({"decoder", "relative", "untied", "pooler", "both biases", "second bias"})
 
     @property
     def inner(self):
-        """See `Names.inner`."""
         names = [*self.embeddings, self.layer, *self.stack, "pooler."]
         names += [self.in_files.layer, *self.in_files.stack] if self.in_files is not None else []
         return tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in names))
@@ -214,7 +209,6 @@ class EncoderNames(Names[EncoderHead]):
         return next((each for each in known if each.parts == parts and not each.modules), head)
 
     def variant_for(self, config, earlier: CheckpointVariant | None = None):
-        """See `Names.variant_for`."""
         head = self.known_head(config)
         traits = {"decoder"} if head.is_decoder else set()
         if config.pooler_act is not None and not head.own_pooler:
@@ -231,16 +225,13 @@ class EncoderNames(Names[EncoderHead]):
         return CheckpointVariant(head.official, frozenset(traits))
 
     def head(self, variant):
-        """See `Names.head`."""
         sides = [head for head in self.heads if head.official == variant.head]
         return next(head for head in sides if head.is_decoder == ("decoder" in variant.traits))
 
     def root_of(self, head):
-        """See `Names.root_of`."""
         return "" if head.bare else self.root
 
     def alternatives(self, head):
-        """See `Names.alternatives`."""
         former = self.former_root
         before = [Alternative("former prefix", Prefix(former, self.root_of(head), self.inner), starts=(former,))]
         old_norms = Alternative("gamma and beta", OLD_NORMS, ends=tuple(OLD_NORMS.in_class))
@@ -253,18 +244,15 @@ class EncoderNames(Names[EncoderHead]):
         return [replace(each, starts=tuple(name for name in each.starts if name != own)) for each in usual]
 
     def head_name(self, head):
-        """See `Names.head_name`."""
         return self.language_model.weight if LM in head.parts else ""
 
     def embeddings_names(self, head, traits):
-        """See `Names.embeddings_names`."""
         root = self.root_of(head)
         return [f"{root}{theirs}.weight" for theirs, ours in self.embeddings.items() if ours == "embed_tokens"]
 
     # The tensors.
 
     def storage(self, variant, config):
-        """See `Names.storage`."""
         if (files := self.in_files) is None:
             return []
         root = self.root_of(self.head(variant))
@@ -275,7 +263,6 @@ class EncoderNames(Names[EncoderHead]):
         return [*rules, *module_rules(files.head)]
 
     def layout(self, variant, config):
-        """See `Names.layout`."""
         head = self.head(variant)
         ignored = ["embeddings.position_ids", "embeddings.token_type_ids", *self.ignored]
         rules = module_rules(self.stack)
@@ -329,11 +316,9 @@ class EncoderNames(Names[EncoderHead]):
         return rules
 
     def reads_ignored(self, name):
-        """See `Names.reads_ignored`."""
         return name.endswith(("embeddings.position_ids", "embeddings.token_type_ids"))
 
     def check_ignored(self, name, tensor: Tensor):
-        """See `Names.check_ignored`."""
         count = torch.arange(tensor.numel()).to(tensor.dtype)
         if name.endswith("embeddings.position_ids") and not torch.equal(tensor.flatten(), count):
             return "does not count 0, 1, 2, ..., so the positions differ from the official class's"
@@ -342,7 +327,6 @@ class EncoderNames(Names[EncoderHead]):
         return None
 
     def class_arguments(self, variant):
-        """See `Names.class_arguments`."""
         head = self.head(variant)
         has_choice = head.bare and any(other.pooler == "usual" for other in self.heads)
         return {"add_pooling_layer": "pooler" in variant.traits and not head.is_decoder} if has_choice else {}

@@ -32,28 +32,24 @@ from .shared import ATTENTION, LAYER, MLP, OUTER, QKV, Modules, usual_layer
 ROPE, HEAD_DIM = Rope(), HeadDim()
 
 
-class LowBits:
+class LowBits(Value):
     """The 4-bit weights of an AWQ checkpoint."""
 
     def read(self, official):
-        """See `Value.read`."""
         size = awq.group_size(official.entries)
         return {} if size is None else {"linear_bits": 4, "linear_group_size": size}
 
     def write(self, config, head):
-        """See `Value.write`."""
         return {} if config.linear_bits is None else {FIELD: awq.entries_for(config)}
 
 
-class Direction:
+class Direction(Value):
     """Whether tokens see later ones too, as in a text encoder made from a decoder."""
 
     def read(self, official):
-        """See `Value.read`."""
         return {"bidirectional": not official.entries.get("is_causal", True)}
 
     def write(self, config, head):
-        """See `Value.write`."""
         return {"is_causal": False} if config.bidirectional else {}
 
 
@@ -77,17 +73,14 @@ class DecoderSettings(Settings):
 
     @property
     def always_read(self):
-        """See `Settings.always_read`."""
         return DROPOUT_ENTRIES
 
     @property
     def directions(self):
-        """See `Settings.directions`."""
         return (True, False) if self.reads_whole else (True,)
 
     @property
     def values(self):
-        """See `Settings.values`."""
         head_dim = HeadDim("head_dim" in self.known) if self.head_dim is HEAD_DIM else self.head_dim
         return [
             *filter(None, (head_dim, self.rope)),
@@ -134,23 +127,19 @@ class DecoderNames(Names[Head]):
         return usual_layer(self.settings.structure) if self.layer is None else self.layer
 
     def usual_heads(self, classes):
-        """See `Names.usual_heads`."""
         return decoder_heads(classes)
 
     @property
     def low_bits(self):
-        """See `Names.low_bits`."""
         plain = {ours for ours in self.modules.values() if isinstance(ours, str)}
         return not self.pairs and len(plain) == len(self.modules) and plain.issuperset(QKV)
 
     @property
     def own_traits(self):
-        """See `Names.own_traits`."""
         return frozenset() if self.further is None else frozenset({FURTHER})
 
     @property
     def inner(self):
-        """See `Names.inner`."""
         return (*(f"{each}." for each in self.outer), self.layers.partition(".")[0] + ".")
 
     # The variant: which head, whether there is a prefix.
@@ -166,7 +155,6 @@ class DecoderNames(Names[Head]):
         return CheckpointVariant(head.official, traits)
 
     def head_by_tensors(self, official, names):
-        """See `Names.head_by_tensors`."""
         held = [head for head in self.heads if not head.bare and head.has_tensors_in(names)]
         if held:
             return max(held, key=lambda head: len(head.rules))
@@ -174,7 +162,6 @@ class DecoderNames(Names[Head]):
         return next(head for head in self.heads if head.bare) if untied else self.heads[0]
 
     def variant_for(self, config, earlier: CheckpointVariant | None = None):
-        """See `Names.variant_for`."""
         variant = super().variant_for(config, earlier)
         has_further = self.further is not None and config.num_nextn_predict_layers
         return replace(variant, traits=variant.traits | {FURTHER}) if has_further else variant
@@ -189,13 +176,11 @@ class DecoderNames(Names[Head]):
         return frozenset([FURTHER] if self.further.count(config, head.root, names) else [])
 
     def embeddings_names(self, head, traits):
-        """See `Names.embeddings_names`."""
         return [f"{head.root}{theirs}.weight" for theirs, ours in self.outer.items() if ours == "embed_tokens"]
 
     # The tensors.
 
     def layout(self, variant, config):
-        """See `Names.layout`."""
         head = self.head(variant)
         stack = self.stack_rules(config)
         rules = [*(rule.under(head.root, head.our_root) for rule in stack), *head.rules]

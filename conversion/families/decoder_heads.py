@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..values import Value
 from .head import RELEASED, Head
 
 OURS = "BlockformerDecoder"
@@ -46,11 +47,10 @@ def decoder_heads(
     return [Head(name, OURS + kind, *rest) for name, (kind, *rest) in found.items() if name in RELEASED]
 
 
-class ClassifierDropout:
+class ClassifierDropout(Value):
     """Our `classifier_dropout`: the official head of rows has none, the head of tokens looks in two places."""
 
     def read(self, official):
-        """See `Value.read`."""
         name = official.head.official
         if name.endswith(ROWS):
             return {"classifier_dropout": 0.0}
@@ -59,7 +59,6 @@ class ClassifierDropout:
         return {"classifier_dropout": said[0] if said else fallback}
 
     def write(self, config, head):
-        """See `Value.write`."""
         dropout = config.classifier_dropout
         if head.official.endswith(TOKENS):
             dropout = config.hidden_dropout if dropout is None else dropout

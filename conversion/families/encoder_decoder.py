@@ -17,6 +17,7 @@ from blockformer.files.safetensors_io import bytes_of
 from ..rules.operations import Copies
 from ..rules.table import Rule, RuleTable
 from ..storage.variant import CheckpointVariant
+from ..values import Value
 from .head import VALUE_HEAD, Head
 from .names import Names
 from .settings import Settings
@@ -52,15 +53,13 @@ def stacks_of(head: Head) -> tuple[str, ...]:
     return ("encoder", "decoder") if head.ours.startswith(BOTH) else ("encoder",)
 
 
-class HeadDropout:
+class HeadDropout(Value):
     """Our `classifier_dropout`, whose None is `hidden_dropout`: the official class always has a number."""
 
     def read(self, official):
-        """See `Value.read`."""
         return {"classifier_dropout": float(official.config.classifier_dropout)}
 
     def write(self, config, head):
-        """See `Value.write`."""
         dropout = config.classifier_dropout
         return {"classifier_dropout": config.hidden_dropout if dropout is None else dropout}
 
@@ -76,7 +75,6 @@ class EncoderDecoderSettings(Settings):
 
     @property
     def always_read(self):
-        """See `Settings.always_read`."""
         return ("is_encoder_decoder",)
 
 
@@ -95,7 +93,6 @@ class EncoderDecoderNames(Names[Head]):
 
     @property
     def own_traits(self):
-        """See `Names.own_traits`."""
         return frozenset({*EMBEDDINGS, UNTIED, SEPARATE})
 
     def stored_embeddings(self, head: Head, names: Collection[str]) -> list[str]:
@@ -103,7 +100,6 @@ class EncoderDecoderNames(Names[Head]):
         return [name for name in EMBEDDINGS if head.root + name in names]
 
     def embeddings_names(self, head, traits):
-        """See `Names.embeddings_names`."""
         is_shared = SEPARATE not in traits and self.settings.constant.get("share_embeddings") is not False
         return [head.root + name for name in (EMBEDDINGS if is_shared else [DECODER])]
 
@@ -124,7 +120,6 @@ class EncoderDecoderNames(Names[Head]):
         return traits, found, None if read is None else lambda name: read(spelling.to_file(name))
 
     def layout(self, variant, config):
-        """See `Names.layout`."""
         head, traits = self.head(variant), variant.traits
         stacks = stacks_of(head)
         ours = {stack: head.our_root + (f"{stack}." if len(stacks) > 1 else "") for stack in stacks}

@@ -68,12 +68,10 @@ class ExpertNames(DecoderNames):
     oracle = Oracle(not_runnable=_wrong_groups)
 
     def alternatives(self, head):
-        """See `Names.alternatives`."""
         stacked = [] if self.published is None else [Alternative(STACKED, ends=(".experts.down_proj",))]
         return [*super().alternatives(head), stacked]
 
     def storage(self, variant, config):
-        """See `Names.storage`."""
         if self.published is None or STACKED in variant.traits or not config.num_experts:
             return []
         layers = [self.head(variant).root + place for place in self.sparse_places(config)]
@@ -83,7 +81,6 @@ class ExpertNames(DecoderNames):
         return [rule for layer in layers for rule in self.published.rules(layer, *given)]
 
     def stack_rules(self, config):
-        """See `DecoderNames.stack_rules`."""
         sparse = self._usual_rules() if self.sparse_rules is None else self.sparse_rules(config)
         return [*super().stack_rules(config), *(rule.under(self.layers, LAYER) for rule in sparse)]
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +48,10 @@ class Group:
         op = self.op.op if isinstance(self.op, Reversed) else self.op
         return isinstance(op, Identity) and len(self.sources) == len(self.targets) == 1
 
+    def renamed(self, name_of: Callable[[str], str]) -> "Group":
+        """The same group, whose targets have other names."""
+        return replace(self, targets=tuple(replace(each, name=name_of(each.name)) for each in self.targets))
+
     def apply(self, read: Callable[[str], Tensor]) -> list[tuple[str, Tensor]]:
         """Read the sources and return the targets, with names, order, dtypes and shapes as planned.
 
@@ -66,6 +70,11 @@ class Group:
                     f"{shown(target.name)} is {list(tensor.shape)}, not {list(target.shape)} as planned"
                 )
         return tensors
+
+
+def targets_of(groups: Iterable[Group]) -> dict[str, Target]:
+    """Name -> header, of all tensors that groups make."""
+    return {target.name: target for group in groups for target in group.targets}
 
 
 def groups_of(
@@ -189,7 +198,7 @@ def group_of(
 
 def wrong_shapes(groups: Iterable[Group], expected: Mapping[str, Sequence[int]]) -> list[tuple[Shape, Shape]]:
     """The shapes of tensors, and those that the model has in their place."""
-    targets = [target for group in groups for target in group.targets]
+    targets = targets_of(groups).values()
     pairs = [(target.shape, tuple(expected.get(target.name, target.shape))) for target in targets]
     return [(have, want) for have, want in pairs if have != want]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blockformer.files.errors import ConversionError
-from blockformer.files.safetensors_io import bytes_of
+from blockformer.files.safetensors_io import same_bits
 
 Shape = tuple[int, ...]
 
@@ -295,7 +295,7 @@ class Copies:
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         first, *others = tensors
         for other in others:
-            if not torch.equal(bytes_of(first), bytes_of(other)):
+            if not same_bits(first, other):
                 raise ConversionError(
                     "two tensors that must be copies of each other differ; set tie_word_embeddings to false, "
                     "or remove the wrong one"

@@ -135,11 +135,9 @@ class _Awq(LowBitFormat):
         return self.is_told(official)
 
     def check(self, official):
-        """See `LowBitFormat.check`."""
         group_size(official)
 
     def groups(self, tensors, dtype):
-        """See `LowBitFormat.groups`."""
         stems = dict.fromkeys(name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in PARTS)
         weights = {f"{stem}.weight": names_of(f"{stem}.weight") for stem in stems}
         return groups_of(weights, Dequantize(dtype), tuple(PARTS.values()), dtype, tensors)

@@ -60,7 +60,6 @@ class _Fp8(LowBitFormat):
     note_on_paper = "the weights are stored in FP8; conversion makes bfloat16 of them"
 
     def check(self, official):
-        """See `LowBitFormat.check`."""
         entries = official.get(FIELD)
         if not isinstance(entries, Mapping):
             said = "is missing, and there are FP8 weights; copy it from the original"
@@ -69,7 +68,6 @@ class _Fp8(LowBitFormat):
             raise ConversionError(f"config.json: {FIELD}: FP8 weights of this kind cannot be converted:{listed(wrong)}")
 
     def groups(self, tensors, dtype):
-        """See `LowBitFormat.groups`."""
         wrong, groups = [], []
         for name in (name for name in tensors if name + SCALE in tensors):
             weight, factors = tensors[name], tensors[name + SCALE]

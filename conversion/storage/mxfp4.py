@@ -50,16 +50,13 @@ class _Mxfp4(LowBitFormat):
     note_on_paper = "the experts' weights are stored in MXFP4; conversion makes bfloat16 of them"
 
     def check(self, official):
-        """See `LowBitFormat.check`."""
         if not self.is_told(official):
             raise ConversionError(f"config.json: {FIELD} is {shown(official.get(FIELD))}, and the experts are in MXFP4")
 
     def to_load(self, official):
-        """See `LowBitFormat.to_load`."""
         return {**official, FIELD: {**official[FIELD], "dequantize": True}}
 
     def groups(self, tensors, dtype):
-        """See `LowBitFormat.groups`."""
         stems = dict.fromkeys(name.removesuffix(self.ending) for name in tensors if name.endswith(self.ending))
         weights = {stem: (f"{stem}_blocks", f"{stem}_scales") for stem in stems}
         op = Steps(Mxfp4(), Transpose(1, 2))

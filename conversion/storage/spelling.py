@@ -21,13 +21,11 @@ class Spellings(tuple[Spelling, ...]):
     """Spellings one after the other, the last one nearest to the class: how names in a checkpoint differ from it."""
 
     def to_class(self, name: str) -> str:
-        """See `Spelling.to_class`."""
         for each in self:
             name = each.to_class(name)
         return name
 
     def to_file(self, name: str) -> str:
-        """See `Spelling.to_file`."""
         for each in reversed(self):
             name = each.to_file(name)
         return name

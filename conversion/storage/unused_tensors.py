@@ -40,7 +40,8 @@ def write_unused(checkpoint: Checkpoint, names: list[str], target: Path) -> None
         return
     path = target / UNUSED_FILE
     path.parent.mkdir(exist_ok=True)
-    writer = SafetensorsWriter(path, [(name, info.dtype, info.shape) for name, info in _infos(checkpoint, names)])
+    infos = [checkpoint.tensors[name] for name in names]
+    writer = SafetensorsWriter(path, [(name, info.dtype, info.shape) for name, info in zip(names, infos, strict=True)])
     try:
         for name in names:
             writer.write_parts(name, checkpoint.parts(name))
@@ -48,10 +49,6 @@ def write_unused(checkpoint: Checkpoint, names: list[str], target: Path) -> None
     except BaseException:
         writer.abandon()
         raise
-
-
-def _infos(checkpoint: Checkpoint, names: list[str]) -> list[tuple[str, TensorInfo]]:
-    return [(name, checkpoint.tensors[name]) for name in names]
 
 
 def unused_groups(checkpoint: Checkpoint, names: list[str], dtype: torch.dtype | None) -> list[Group]:

@@ -53,18 +53,16 @@ class NotExpressible(ConversionError):
 
 
 @dataclass(frozen=True)
-class Computed:
+class Computed(Value):
     """A value of two functions."""
 
     reader: Callable[[Official], dict[str, Any]] = lambda official: {}
     writer: Callable[[PretrainedConfig, Any], dict[str, Any]] = lambda config, head: {}
 
     def read(self, official: Official) -> dict[str, Any]:
-        """See `Value.read`."""
         return self.reader(official)
 
     def write(self, config: PretrainedConfig, head: Any) -> dict[str, Any]:
-        """See `Value.write`."""
         return self.writer(config, head)
 
 

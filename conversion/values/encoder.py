@@ -2,13 +2,13 @@
 
 from blockformer.files.errors import ConversionError, shown
 
-from .base import Computed, NotExpressible
+from .base import Computed, NotExpressible, Value
 from .common import token_or_none
 
 RELATIVE = ("relative_key", "relative_key_query")
 
 
-class EncoderPositions:
+class EncoderPositions(Value):
     """How positions are told apart, and the rows at the head of their table.
 
     Args:
@@ -21,7 +21,6 @@ class EncoderPositions:
         self.shifted = shifted
 
     def read(self, official):
-        """See `Value.read`."""
         stated = official.entries.get("position_embedding_type") or "absolute"
         if stated not in ("absolute", *self.kinds):
             known = ", ".join(("absolute", *self.kinds))
@@ -38,12 +37,11 @@ class EncoderPositions:
         return read | {"padding_position": "by_token" if offset else "index"}
 
     def write(self, config, head):
-        """See `Value.write`."""
         entries = {"max_position_embeddings": config.max_position_embeddings + config.position_offset}
         return entries | ({"position_embedding_type": config.position_type} if config.position_type in RELATIVE else {})
 
 
-class Pooler:
+class Pooler(Value):
     """Whether there is a pooler, which has one activation in a family.
 
     Args:
@@ -54,13 +52,11 @@ class Pooler:
         self.act = act
 
     def read(self, official):
-        """See `Value.read`."""
         head = official.head
         there = head.own_pooler or head.pooler == "needed" or "pooler" in official.variant.traits
         return {"pooler_act": self.act if there and not head.is_decoder else None}
 
     def write(self, config, head):
-        """See `Value.write`."""
         return {}
 
 

@@ -1,9 +1,9 @@
 """The size of attention heads, and which of them are pruned."""
 
-from .base import Computed
+from .base import Computed, Value
 
 
-class HeadDim:
+class HeadDim(Value):
     """The size of a head, which official configs may leave out.
 
     Args:
@@ -14,12 +14,10 @@ class HeadDim:
         self.always = always
 
     def read(self, official):
-        """See `Value.read`."""
         config = official.config
         return {"head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads}
 
     def write(self, config, head):
-        """See `Value.write`."""
         usual = config.head_dim * config.num_attention_heads == config.hidden_size
         return {"head_dim": config.head_dim} if self.always or not usual else {}
 

@@ -7,13 +7,13 @@ from typing import Any
 from blockformer.files.errors import ConversionError, shown
 from blockformer.model.rotary import rotary_size
 
-from .base import Official
+from .base import Official, Value
 
 AXES = ("mrope_section", "mrope_interleaved")
 """Entries of `rope_parameters` that say which channels turn by which of a picture's axes."""
 
 
-class Rope:
+class Rope(Value):
     """The rotary parameters, as the official class has completed them.
 
     Args:
@@ -24,7 +24,6 @@ class Rope:
         self.by_part = by_part
 
     def read(self, official):
-        """See `Value.read`."""
         rope = official.config.rope_parameters or {}
         nested = [name for name, value in rope.items() if isinstance(value, dict)]
         if nested:
@@ -38,7 +37,6 @@ class Rope:
         return {"rope_parameters": _written_rope(rope)}
 
     def write(self, config, head):
-        """See `Value.write`."""
         whole = {"partial_rotary_factor": 1.0} if self.by_part else {}
         return {"rope_parameters": {**whole, **(config.rope_parameters or {})}}
 
@@ -53,14 +51,12 @@ class RopeByLayerType(Rope):
     """Rotary parameters of each layer type, without types that no layer has."""
 
     def read(self, official):
-        """See `Value.read`."""
         rope, types = official.config.rope_parameters, set(official.config.layer_types)
         if "rope_type" in rope:
             return super().read(official)
         return {"rope_parameters": {name: _written_rope(rope[name]) for name in sorted(types)}}
 
     def write(self, config, head):
-        """See `Value.write`."""
         rope = config.rope_parameters or {}
         return {"rope_parameters": {name: dict(rope.get(name, rope)) for name in config.layer_types}}
 
@@ -69,7 +65,6 @@ class RopeOfText(Rope):
     """Rotary parameters without the axes of pictures: a text's tokens have the same position on each of them."""
 
     def read(self, official):
-        """See `Value.read`."""
         rope = super().read(official)["rope_parameters"]
         return {"rope_parameters": {name: value for name, value in rope.items() if name not in AXES}}
 
@@ -80,11 +75,10 @@ def part_of(rotated: int, size: int) -> float:
     return part if int(part * size) == rotated else math.nextafter(part, 2.0)
 
 
-class RotaryPart:
+class RotaryPart(Value):
     """How many channels of a head turn, as a number; their pairs lie side by side."""
 
     def read(self, official):
-        """See `Value.read`."""
         size = official.config.hidden_size // official.config.num_attention_heads
         rotated = official.config.rotary_dim
         if not isinstance(rotated, int):
@@ -95,7 +89,6 @@ class RotaryPart:
         return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": part}}
 
     def write(self, config, head):
-        """See `Value.write`."""
         return {"rotary_dim": rotary_size(config.rope_parameters or {}, config.head_dim)}
 
 

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .base import Value
 
-class InnerSize:
+
+class InnerSize(Value):
     """The inner width of the feed-forward network, where None, or nothing at all, is four times the width.
 
     Args:
@@ -17,12 +19,10 @@ class InnerSize:
         self.name = name
 
     def read(self, official):
-        """See `Value.read`."""
         said = None if self.name is None else getattr(official.config, self.name)
         return {"intermediate_size": 4 * official.config.hidden_size if said is None else said}
 
     def write(self, config, head):
-        """See `Value.write`."""
         plain = config.intermediate_size == 4 * config.hidden_size
         return {} if self.name is None else {self.name: None if plain else config.intermediate_size}
 
@@ -41,25 +41,23 @@ def invert_power(factor: float, power: float) -> float:
 
 
 @dataclass(frozen=True)
-class Factor:
+class Factor(Value):
     """A factor that is a number there, and None here where it is 1."""
 
     theirs: str
     ours: str
 
     def read(self, official):
-        """See `Value.read`."""
         factor = getattr(official.config, self.theirs)
         return {self.ours: None if factor == 1 else float(factor)}
 
     def write(self, config, head):
-        """See `Value.write`."""
         factor = getattr(config, self.ours)
         return {self.theirs: 1.0 if factor is None else factor}
 
 
 @dataclass(frozen=True)
-class RootOfWidth:
+class RootOfWidth(Value):
     """The factor of the embeddings, which is the root of the width.
 
     Args:
@@ -69,17 +67,15 @@ class RootOfWidth:
     flag: str = ""
 
     def read(self, official):
-        """See `Value.read`."""
         is_there = not self.flag or getattr(official.config, self.flag)
         return {"embedding_scale": official.config.hidden_size**0.5 if is_there else None}
 
     def write(self, config, head):
-        """See `Value.write`."""
         return {self.flag: config.embedding_scale is not None} if self.flag else {}
 
 
 @dataclass(frozen=True)
-class Flag:
+class Flag(Value):
     """A field of ours of which an official flag chooses the value.
 
     Args:
@@ -93,9 +89,7 @@ class Flag:
     values: tuple[Any, Any]
 
     def read(self, official):
-        """See `Value.read`."""
         return {self.ours: self.values[bool(getattr(official.config, self.theirs))]}
 
     def write(self, config, head):
-        """See `Value.write`."""
         return {self.theirs: getattr(config, self.ours) == self.values[1]}

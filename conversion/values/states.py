@@ -5,7 +5,7 @@ from typing import Any
 
 from blockformer.files.errors import ConversionError
 
-from .base import NotExpressible
+from .base import NotExpressible, Value
 
 SIZES = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
@@ -19,7 +19,7 @@ OF_SCANS = (
 """Fields of a selective state space, in most official configs and in ours."""
 
 
-class StatesByLayer:
+class StatesByLayer(Value):
     """Some layers keep a state and the others see everything; without any, the sizes say nothing.
 
     Args:
@@ -31,7 +31,6 @@ class StatesByLayer:
         self.kind, self.names = kind, names
 
     def read(self, official):
-        """See `Value.read`."""
         config = official.config
         kinds = list(config.layer_types or [FULL] * config.num_hidden_layers)
         if strange := sorted(set(kinds) - {self.kind, FULL}):
@@ -39,7 +38,6 @@ class StatesByLayer:
         return {"sliding_window": None, "layer_types": kinds, **self._sizes(config)}
 
     def write(self, config, head):
-        """See `Value.write`."""
         kinds = list(config.layer_types)
         if strange := sorted(set(kinds) - {self.kind, FULL}):
             raise NotExpressible("layer_types", f"{self.kind} and {FULL}", strange[0])
@@ -49,7 +47,7 @@ class StatesByLayer:
         return {name: getattr(config, name) for name in self.names} if self.kind in (config.layer_types or ()) else {}
 
 
-class ScansByLayer:
+class ScansByLayer(Value):
     """Some layers have a selective state space and the others see everything.
 
     An official class that has `mamba_expand` has heads and sizes whose product is so many times the width.
@@ -62,7 +60,6 @@ class ScansByLayer:
         self.by_index = by_index
 
     def read(self, official):
-        """See `Value.read`."""
         config = official.config
         # Earlier releases have names of their own.
         words = {"linear_attention": SCAN, "mamba": SCAN, FULL: FULL, "attention": FULL}
@@ -81,7 +78,6 @@ class ScansByLayer:
         return settings
 
     def write(self, config, head):
-        """See `Value.write`."""
         kinds = list(config.layer_types)
         if strange := sorted(set(kinds) - {SCAN, FULL}):
             raise NotExpressible("layer_types", f"{SCAN} and {FULL}", strange[0])

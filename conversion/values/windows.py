@@ -4,10 +4,12 @@ from collections.abc import Collection
 
 from blockformer.files.errors import ConversionError
 
+from .base import Value
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-class Window:
+class Window(Value):
     """The window, as the official class has it: not at all, one for every layer, or in some of them.
 
     Args:
@@ -18,7 +20,6 @@ class Window:
         self.known = known
 
     def read(self, official):
-        """See `Value.read`."""
         config = official.config
         window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
         if types is None or "layer_types" not in self.known:
@@ -38,7 +39,6 @@ class Window:
         return {"sliding_window": window if slides else None, "layer_types": list(types)}
 
     def write(self, config, head):
-        """See `Value.write`."""
         window, types = config.sliding_window, list(config.layer_types)
         entries = {"sliding_window": window, "layer_types": types, "use_sliding_window": window is not None}
         entries["max_window_layers"] = next((i for i, kind in enumerate(types) if kind != FULL), len(types))

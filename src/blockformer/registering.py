@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch.nn import functional as F
 
+from .files.quiet import without_bars
 from .model.attention import Attention
 from .model.axes import BLOCKS, GROUPS, axes
 from .model.blocks import ENTRY, SCHEMES, Block
@@ -88,10 +89,6 @@ def _registered() -> list[Block]:
     return [block for known in BLOCKS.values() for block in known.values()]
 
 
-def _module_of(path: Path) -> str:
-    return f"{MODEL.parent.name}.{MODEL.name}.{path.stem}"
-
-
 def _check_name(path: Path, is_taken: bool) -> None:
     if not re.fullmatch(r"[A-Za-z]\w*\.py", path.name, re.ASCII):
         raise ValueError(f"{path}: a block is imported by its name: call the file by letters, digits and _, .py last.")
@@ -144,7 +141,7 @@ def _check_roots(where: str, names: list[str]) -> None:
 def _load(path: Path, source: bytes) -> None:
     """Import a file as one of the model's modules, and undo that if anything about it is wrong."""
     before = {axis: dict(known) for axis, known in BLOCKS.items()}
-    name = _module_of(path)
+    name = f"{MODEL.parent.name}.{MODEL.name}.{path.stem}"
     spec: Any = importlib.util.spec_from_file_location(name, path.resolve())
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -222,7 +219,7 @@ def _check_state(path: Path, axis: str, value: str) -> None:
     """Train, save and load a tiny model with a block: refused unless the same model comes back."""
     what = f"{path}: a model with {axis}={value!r}"
     modes = (torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False))
-    with contextlib.ExitStack() as stack, torch.device("cpu"), torch.random.fork_rng(devices=[]), _quiet():
+    with contextlib.ExitStack() as stack, torch.device("cpu"), torch.random.fork_rng(devices=[]), without_bars():
         for mode in modes:
             stack.enter_context(mode)
         torch.manual_seed(0)
@@ -313,17 +310,3 @@ def _check_plan(path: Path, model, block: Block) -> None:
             fix = f"write tensor_parallel_plan = {{'{name}': SHARED}} in the class, with SHARED of .axes"
             what = f"'{name}'" if name else "the block"
             raise ValueError(f"{path}: each process of tensor parallelism has other gradients of {what}: {fix}.")
-
-
-@contextlib.contextmanager
-def _quiet():
-    """Without transformers' progress bars."""
-    from transformers.utils import logging
-
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()

@@ -22,7 +22,8 @@ from .declared_fields import axes_of, is_idle
 from .files.checkpoint import Checkpoint
 from .files.config_file import is_ours, read_config
 from .files.errors import ConversionError
-from .files.sources import HUB_ID, WEIGHT_CHOICES, Reading, has_weights, locate
+from .files.names import has_weights
+from .files.sources import HUB_ID, WEIGHT_CHOICES, Reading, locate
 from .model.attention import Attention
 from .model.awq_linear import QuantizedLinear
 from .model.axes import did_you_mean

@@ -216,7 +216,7 @@ def test_what_cannot_be_a_reranker_is_refused(tmp_path, settings, tokens, named)
         (["--as", "reranker"], "tokens must be two tokens of the vocabulary or one"),
         (["--as", "reranker", "--tokens", "a,b,c"], "tokens must be two tokens"),
         (["--as", "reranker", "--tokens", "no,yes", "--layers", "0"], "--layers cannot be combined with --as reranker"),
-        (["--as", "reranker", "--tokens", "no,yes", "--to", "official"], "cannot be combined with to_official"),
+        (["--as", "reranker", "--tokens", "no,yes", "--to", "official"], "cannot be combined with --to official"),
         (["--as", "reranker", "--tokens", "no,yes", "--template", "none.jinja"], "none.jinja: no such file"),
         (["--tokens", "no,yes"], "--tokens is for --as reranker"),
         (["--as", "embedder", "--tokens", "no,yes"], "tokens is an option of --as reranker"),

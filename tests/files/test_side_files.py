@@ -17,7 +17,7 @@ from blockformer import cli
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.loading import load_any
 from blockformer.conversion.verify import Measured, Parity
-from blockformer.files import returning, side_files, tokenizers
+from blockformer.files import side_files, tokenizers
 from blockformer.summary import summarize
 
 from ..conversion.oracles import edit_config, edit_tensors, entries_of, official_folder
@@ -211,9 +211,7 @@ def test_without_sentencepiece_such_a_tokenizer_is_refused(tmp_path, monkeypatch
 
 def test_a_copy_that_gives_other_ids_is_refused_both_ways(tmp_path, source, monkeypatch):
     convert(source, tmp_path / "dst")
-    monkeypatch.setattr(tokenizers, "rewritten", lambda settings, original: ({**settings, "model_max_length": 5}, []))
-    for module in (side_files, returning):
-        monkeypatch.setattr(module, "rewritten", tokenizers.rewritten)
+    monkeypatch.setattr(side_files, "rewritten", lambda settings, original: ({**settings, "model_max_length": 5}, []))
     (tmp_path / "dst/tokenizer_config.json").write_text(
         json.dumps(entries_of(source, "tokenizer_config.json") | {"x": 1})
     )

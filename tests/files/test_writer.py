@@ -36,7 +36,7 @@ def write_all(folder: Path, tensors: dict[str, torch.Tensor], max_shard_size: in
     planned = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
     with ShardWriter(folder, planned, max_shard_size) as shards:
         for name, tensor in tensors.items():
-            shards.write(name, tensor)
+            shards.write_parts(name, [tensor])
     return shards.files
 
 
@@ -108,16 +108,16 @@ def test_what_is_written_must_be_what_was_planned(tmp_path: Path) -> None:
         pytest.raises(ConversionError, match="'b' was written where 'a' was planned"),
         ShardWriter(tmp_path, planned) as shards,
     ):
-        shards.write("b", torch.zeros(2))
-    with pytest.raises(ConversionError, match="as planned"), ShardWriter(tmp_path, planned) as shards:
-        shards.write("a", torch.zeros(2).half())
+        shards.write_parts("b", [torch.zeros(2)])
+    with pytest.raises(ConversionError, match="not the planned tensor"), ShardWriter(tmp_path, planned) as shards:
+        shards.write_parts("a", [torch.zeros(2).half()])
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConversionError, match="not written, 'b'"), ShardWriter(tmp_path, planned) as shards:
-        shards.write("a", torch.zeros(2))
+        shards.write_parts("a", [torch.zeros(2)])
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConversionError, match="'c' was written where 'None'"), ShardWriter(tmp_path, planned) as shards:  # noqa: PT012
         for name in "abc":
-            shards.write(name, torch.zeros(2))
+            shards.write_parts(name, [torch.zeros(2)])
     with pytest.raises(ConversionError, match="twice"):
         ShardWriter(tmp_path, planned * 2)
     with pytest.raises(ConversionError, match="no tensors"):

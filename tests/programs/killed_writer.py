@@ -18,7 +18,7 @@ def build(folder, value):
     tensors = {name: torch.full((value, 8), float(value)) for name in "abcd"}
     with ShardWriter(folder, [(name, t.dtype, t.shape) for name, t in tensors.items()], value * 64) as shards:
         for name, tensor in tensors.items():
-            shards.write(name, tensor)
+            shards.write_parts(name, [tensor])
 
 
 def replace(force=True):

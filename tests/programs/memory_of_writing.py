@@ -22,7 +22,7 @@ def write(source, target):
         with ShardWriter(target, [(t.name, t.dtype, t.shape) for group in plan for t in group.targets]) as shards:
             for group in plan:
                 for name, tensor in group.apply(source.read):
-                    shards.write(name, tensor)
+                    shards.write_parts(name, [tensor])
                 del tensor
 
 

@@ -29,6 +29,8 @@ NOT_VERIFIED = 3
 LAYOUTS = ("blockformer", "official")
 CODES = ("litgpt", "torchtune", "torchtitan", "nanochat", "x-transformers")
 """Training code that models are written for."""
+OF_CONVERT = {"to_official": "--to official", "config": "--config", "dequantize": "--dequantize"}
+"""Options of a conversion that neither a new shape nor a repo for search has."""
 FROM_WHERE = ("revision", "subfolder", "local_files_only")
 """Options of a source on the Hub."""
 
@@ -86,9 +88,9 @@ def run_convert(
     if shape.get("topology") in USES:
         _run_for_search(src, dst, shape, options)
         return
-    if left := [name for name in shape if name in OF_USES]:
-        flag = FLAGS[left[0]]
-        raise ConversionError(f"{flag} is for --as {' or --as '.join(OF_USES[left[0]])}: add that, or leave {flag} out")
+    if more := [name for name in shape if name in OF_USES]:
+        flag = FLAGS[more[0]]
+        raise ConversionError(f"{flag} is for --as {' or --as '.join(OF_USES[more[0]])}: add that, or leave {flag} out")
     if shape:
         _run_reshaped(src, dst, shape, options)
         return
@@ -101,11 +103,7 @@ def run_convert(
         if report is None:
             report = convert(src, dst, progress=report_progress, **options)
     layout = f"the official {report.family} layout" if report.to_official else "a self-contained repo"
-    _show(report, f"{report.source} -> {report.target}: {layout}")
-    if report.parity is None:
-        print("not compared with the source (--no-verify)")
-    if report.not_verified:
-        raise SystemExit(NOT_VERIFIED)
+    _show_compared(report, f"{report.source} -> {report.target}: {layout}")
 
 
 def _of_own_code(src: str, dst: str, **options: Any) -> "ConversionReport | None":
@@ -121,8 +119,8 @@ def _run_for_code(src: str, dst: str, code: str, given: dict[str, Any]) -> None:
     """Write a model for training code and report."""
     force, reading = given.pop("force"), {name: given.pop(name, None) for name in FROM_WHERE}
     idle = {"max_shard_size": "5GB", "strict_finite": False}
-    if left := [name for name, value in given.items() if value not in (None, idle.get(name))]:
-        flag = FLAGS.get(left[0], f"--{left[0].replace('_', '-')}")
+    if more := [name for name, value in given.items() if value not in (None, idle.get(name))]:
+        flag = FLAGS.get(more[0], f"--{more[0].replace('_', '-')}")
         raise ConversionError(f"{flag} cannot be combined with --to {code}; convert in two steps")
     from blockformer.doctor import write_for
 
@@ -143,16 +141,14 @@ def _run_for_search(src: str, dst: str, given: dict[str, Any], options: dict[str
     if "prompts" in given:
         given["prompts"] = dict(map(prompt_of, given["prompts"]))
     check_use(use, **given)
-    check_conversion(src, dst, function="convert_for_search", use=use, **options)
+    _refuse_of_convert(f"--as {use}", options)
+    check_conversion(src, dst, function="convert_for_search", **options)
     from blockformer.conversion.for_search import convert_for_search
 
     with progress_bar() as report_progress:
         report = convert_for_search(src, dst, use=use, progress=report_progress, **given, **options)
-    _show(report, f"{report.source} -> {report.target}: a self-contained repo of a{'n' * (use == 'embedder')} {use}")
-    if report.parity is None:
-        print("not compared with the source (--no-verify)")
-    if report.not_verified:
-        raise SystemExit(NOT_VERIFIED)
+    what = f"a self-contained repo of a{'n' * (use == 'embedder')} {use}"
+    _show_compared(report, f"{report.source} -> {report.target}: {what}")
 
 
 def prompt_of(text: str) -> tuple[str, str]:
@@ -166,6 +162,7 @@ def prompt_of(text: str) -> tuple[str, str]:
 def _run_reshaped(src: str, dst: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
     if "layers" in shape:
         shape["layers"] = layer_list(shape["layers"])
+    _refuse_of_convert(f"{', '.join(FLAGS[each] for each in shape)}: a new shape", options)
     check_conversion(src, dst, function="convert_reshaped", shape=shape, **options)
     from blockformer.conversion.reshaped import NEEDS_TRAINING, convert_reshaped
 
@@ -173,6 +170,13 @@ def _run_reshaped(src: str, dst: str, shape: dict[str, Any], options: dict[str, 
         report = convert_reshaped(src, dst, progress=report_progress, **shape, **options)
     what = "of another shape" if NEEDS_TRAINING in report.notes else "of the decoder that it was converted from"
     _show(report, f"{report.source} -> {report.target}: a self-contained repo {what}")
+
+
+def _refuse_of_convert(what: str, options: dict[str, Any]) -> None:
+    """Take the options of `OF_CONVERT` out, and refuse those that are set."""
+    for name, flag in OF_CONVERT.items():
+        if options.pop(name) not in (None, False):
+            raise ConversionError(f"{what} cannot be combined with {flag}; convert in two steps")
 
 
 def layer_list(text: str) -> list[int]:
@@ -206,3 +210,12 @@ def _show(report: "ConversionReport", title: str) -> None:
         print(f"note: {printable(note)}")
     if not report.has_tokenizer:
         print("note: the source has no tokenizer, so the target has none")
+
+
+def _show_compared(report: "ConversionReport", title: str) -> None:
+    """The same for a target that may be compared with its source; ends with a status of its own if it could not be."""
+    _show(report, title)
+    if report.parity is None:
+        print("not compared with the source (--no-verify)")
+    if report.not_verified:
+        raise SystemExit(NOT_VERIFIED)

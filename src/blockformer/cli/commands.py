@@ -15,6 +15,7 @@ import typer
 
 from .arguments import (
     Bidirectional,
+    Cast,
     ChatTemplate,
     Dtype,
     Experts,
@@ -37,6 +38,7 @@ from .arguments import (
 )
 from .doctor import doctor
 from .lab import lab
+from .trust import upgrade, verify
 
 app = typer.Typer(
     name="blockformer",
@@ -48,22 +50,21 @@ app = typer.Typer(
 )
 
 
-class Interrupted(SystemExit):
-    """Ctrl-C, after everything unfinished was removed."""
+def command(name: str, epilog: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command. Ctrl-C ends it with status 130, as shells expect, with nothing unfinished left."""
 
+    def registered(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except KeyboardInterrupt:
+                print("interrupted", file=sys.stderr)
+                raise SystemExit(130) from None
 
-def interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Ctrl-C end a command with status 130, as shells expect it."""
+        return app.command(name, epilog=epilog)(run)
 
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            raise Interrupted(130) from None
-
-    return run
+    return registered
 
 
 def _show_version(wanted: bool) -> None:
@@ -82,9 +83,7 @@ def common(
     ] = False,
     block: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Register your own blocks from this file first; may be repeated.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Register your own blocks from this file first; may be repeated."),
     ] = None,
 ) -> None:
     """Every classic Transformer, from one small set of blocks: convert, inspect, publish, train, compare, chat."""
@@ -95,12 +94,11 @@ def common(
             blockformer.register(file)
 
 
-@app.command(
+@command(
     "convert",
-    epilog="Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]\n\n"
+    "Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]\n\n"
     "An article's weights: [bold]blockformer convert weights.pt gpt --family article-gpt --config settings.json[/bold]",
 )
-@interruptible
 def convert(
     src: Annotated[
         str,
@@ -108,7 +106,6 @@ def convert(
             metavar="SRC",
             help="A folder, a Hub id, a checkpoint of training code (docs/doctor.md), or a weight file of an article's "
             "code (see --family).",
-            show_default=False,
         ),
     ],
     dst: Target,
@@ -124,15 +121,11 @@ def convert(
         str | None,
         typer.Option(
             help="The official family; detected by default. For a state dict of a model that an article prints: "
-            "article-gpt, article-encoder-decoder or article-transformer (docs/articles.md).",
-            show_default=False,
+            "article-gpt, article-encoder-decoder or article-transformer (docs/articles.md)."
         ),
     ] = None,
     config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="The settings of a weight file, as JSON; needs --family.", show_default=False
-        ),
+        str | None, typer.Option(metavar="FILE", help="The settings of a weight file, as JSON; needs --family.")
     ] = None,
     into: Annotated[
         str | None,
@@ -140,18 +133,13 @@ def convert(
             metavar="FOLDER",
             help="With --to official, for the text model of a checkpoint with a vision tower: that checkpoint. DST "
             "becomes a copy of it with this text model.",
-            show_default=False,
         ),
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
-    ] = None,
+    dtype: Cast = None,
     dequantize: Annotated[
         str | None,
         typer.Option(
-            metavar="DTYPE",
-            help="Turn 4-bit weights into plain weights of this dtype; by default they stay in 4 bits.",
-            show_default=False,
+            metavar="DTYPE", help="Turn 4-bit weights into plain weights of this dtype; by default they stay in 4 bits."
         ),
     ] = None,
     max_shard_size: ShardSize = "5GB",
@@ -161,7 +149,6 @@ def convert(
             metavar="HOW",
             help="Run both models on the same input and compare: full, quick (one text), or none. By default full up "
             "to half a billion parameters, then quick. Exit status 3: nothing could be compared.",
-            show_default=False,
         ),
     ] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Short for --verify none.")] = False,
@@ -209,28 +196,21 @@ def convert(
     )
 
 
-@app.command(
+@command(
     "inspect",
-    epilog="Example: [bold]blockformer inspect Qwen/Qwen3-14B[/bold]\n\n"
+    "Example: [bold]blockformer inspect Qwen/Qwen3-14B[/bold]\n\n"
     'As a page: [bold]blockformer inspect Qwen/Qwen3-0.6B --html page.html --compare bert --text "I love tea."[/bold]',
 )
-@interruptible
 def inspect(
-    src: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help="A folder, a Hub id, a config.json or a preset.", show_default=False),
-    ],
+    src: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a Hub id, a config.json or a preset.")],
     html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write one HTML page that shows the model, offline.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Write one HTML page that shows the model, offline.")
     ] = None,
     text: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="With --html: show this text passing through the model.", show_default=False),
+        str | None, typer.Option(metavar="TEXT", help="With --html: show this text passing through the model.")
     ] = None,
     compare: Annotated[
-        str | None,
-        typer.Option(metavar="REF", help="With --html: mark where it differs from this model.", show_default=False),
+        str | None, typer.Option(metavar="REF", help="With --html: mark where it differs from this model.")
     ] = None,
     beside: Annotated[str | None, typer.Option(hidden=True, help="The former name of --compare.")] = None,
     revision: Revision = None,
@@ -257,15 +237,14 @@ def inspect(
         run_page(src, html, text, compare, force, **reading)
 
 
-app.command(
+command(
     "doctor",
-    epilog="Example: [bold]blockformer doctor trainer-output/checkpoint-500 --against Qwen/Qwen3-0.6B[/bold]\n\n"
+    "Example: [bold]blockformer doctor trainer-output/checkpoint-500 --against Qwen/Qwen3-0.6B[/bold]\n\n"
     "Mended: [bold]blockformer doctor checkpoint-500 --mend my-model[/bold]",
-)(interruptible(doctor))
+)(doctor)
 
 
-@app.command("export", epilog="Example: [bold]blockformer export trainer-output/checkpoint-500 my-repo[/bold]")
-@interruptible
+@command("export", "Example: [bold]blockformer export trainer-output/checkpoint-500 my-repo[/bold]")
 def export(
     src: Source,
     dst: Target,
@@ -276,9 +255,7 @@ def export(
     local_files_only: LocalFilesOnly = False,
     force: Force = False,
     strict_finite: StrictFinite = False,
-    sign: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Sign the repo with this private key (PEM).", show_default=False)
-    ] = None,
+    sign: Annotated[str | None, typer.Option(metavar="KEY", help="Sign the repo with this private key (PEM).")] = None,
 ) -> None:
     """Make a self-contained repo of a saved Blockformer model, such as a Trainer checkpoint.
 
@@ -290,43 +267,11 @@ def export(
     run_export(src, dst, sign, **kept, **reading_of(revision, subfolder, variant, local_files_only))
 
 
-@app.command("verify", epilog="Example: [bold]blockformer verify somebody/their-repo[/bold]")
-@interruptible
-def verify(
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="A folder or a Hub id.", show_default=False)],
-    revision: Revision = None,
-    local_files_only: LocalFilesOnly = False,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PUB", help="Fail unless the repo is signed with this public key (PEM).", show_default=False
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the SHA-256 of each file.")] = False,
-) -> None:
-    """Check a Blockformer repo without running any of its code.
-
-    Its code must be an unmodified release's, with no other code and no pickles; no setting may name code to load; the
-    weights must have the names and shapes of the config. Exit status 1 if anything is wrong.
-    """
-    from .trust import run_verify
-
-    run_verify(repo, revision, key, as_json, local_files_only)
+command("verify", "Example: [bold]blockformer verify somebody/their-repo[/bold]")(verify)
+command("upgrade", "Example: [bold]blockformer upgrade my-repo[/bold]")(upgrade)
 
 
-@app.command("upgrade", epilog="Example: [bold]blockformer upgrade my-repo[/bold]")
-@interruptible
-def upgrade(
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="The folder of a repo.", show_default=False)],
-) -> None:
-    """Bring the code, config and card of an older repo up to this release; the weights stay as they are."""
-    from .trust import run_upgrade
-
-    run_upgrade(repo)
-
-
-@app.command("chat", epilog="Example: [bold]blockformer chat Qwen/Qwen3-0.6B[/bold]")
-@interruptible
+@command("chat", "Example: [bold]blockformer chat Qwen/Qwen3-0.6B[/bold]")
 def chat(
     src: Source,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
@@ -345,25 +290,21 @@ def chat(
     run_chat(src, dtype, system, greedy, max_new_tokens, **reading)
 
 
-@app.command(
+@command(
     "eval",
-    epilog="Example: [bold]blockformer eval Qwen/Qwen3-0.6B README.md[/bold]\n\n"
+    "Example: [bold]blockformer eval Qwen/Qwen3-0.6B README.md[/bold]\n\n"
     "With lm-eval: [bold]blockformer eval Qwen/Qwen3-0.6B --tasks arc_easy --limit 100[/bold]",
 )
-@interruptible
 def evaluate(
     src: Source,
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Texts in UTF-8.", show_default=False)
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Texts in UTF-8.")] = None,
     tasks: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="Tasks of lm-eval, or YAML files that define some: arc_easy,hellaswag."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Largest number of questions per task.")] = None,
     length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of a window; by default the model's context.", show_default=False),
+        int | None, typer.Option(min=1, help="Tokens of a window; by default the model's context.")
     ] = None,
     dtype: Dtype = None,
     revision: Revision = None,
@@ -388,15 +329,14 @@ def evaluate(
         run_eval(src, files or [], dtype, length, **reading)
 
 
-app.command(
+command(
     "lab",
-    epilog="Example: [bold]blockformer lab examples/lab/blocks.yaml --output blocks[/bold]\n\n"
+    "Example: [bold]blockformer lab examples/lab/blocks.yaml --output blocks[/bold]\n\n"
     "Two processes that share a folder: [bold]... --output blocks --shard 1/2[/bold] and [bold]--shard 2/2[/bold]",
-)(interruptible(lab))
+)(lab)
 
 
-@app.command("demo", epilog="Example: [bold]blockformer demo --output blockformer-demo[/bold]")
-@interruptible
+@command("demo", "Example: [bold]blockformer demo --output blockformer-demo[/bold]")
 def demo(
     output: Annotated[Path, typer.Option(help="The folder to make.")] = Path("blockformer-demo"),
     minutes: Annotated[float, typer.Option(min=0.01, help="Train at most this long.")] = 2.0,

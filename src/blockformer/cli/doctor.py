@@ -5,81 +5,59 @@ from typing import Annotated, Any
 
 import typer
 
-from .arguments import Force, LocalFilesOnly, Revision, ShardSize, Subfolder, reading_of
+from .arguments import Cast, Force, LocalFilesOnly, Revision, ShardSize, Subfolder, reading_of
 
 
 def doctor(
-    src: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help="A folder, a file with weights, or a Hub id.", show_default=False),
-    ],
+    src: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a file with weights, or a Hub id.")],
     against: Annotated[
         str | None,
         typer.Option(
             metavar="OFFICIAL",
             help="The base model: compare weights, config and tokenizer with it; merge an adapter into it.",
-            show_default=False,
         ),
     ] = None,
     mend: Annotated[
-        str | None,
-        typer.Option(metavar="OUT", help="Write a complete checkpoint in the released layout.", show_default=False),
+        str | None, typer.Option(metavar="OUT", help="Write a complete checkpoint in the released layout.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Check names, shapes and settings only, not the values.")
     ] = False,
-    family: Annotated[
-        str | None, typer.Option(help="The official family; detected by default.", show_default=False)
-    ] = None,
+    family: Annotated[str | None, typer.Option(help="The official family; detected by default.")] = None,
     rename: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OLD=NEW", help="Rename parts of tensor names; may be repeated.", show_default=False),
+        list[str] | None, typer.Option(metavar="OLD=NEW", help="Rename parts of tensor names; may be repeated.")
     ] = None,
     drop: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="Leave this tensor out, or all that match a pattern with *; may be repeated.",
-            show_default=False,
+            metavar="NAME", help="Leave this tensor out, or all that match a pattern with *; may be repeated."
         ),
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="Change an entry of config.json; may be repeated.", show_default=False
-        ),
+        typer.Option("--set", metavar="NAME=VALUE", help="Change an entry of config.json; may be repeated."),
     ] = None,
     qkv: Annotated[
         str | None,
         typer.Option(
-            metavar="ORDER",
-            help="Order of rows in a joined query, key and value matrix: stacked or by-head.",
-            show_default=False,
+            metavar="ORDER", help="Order of rows in a joined query, key and value matrix: stacked or by-head."
         ),
     ] = None,
     gate_up: Annotated[
         str | None,
-        typer.Option(
-            metavar="ORDER",
-            help="Order of rows in joined gate and up projections: gate-first or up-first.",
-            show_default=False,
-        ),
+        typer.Option(metavar="ORDER", help="Order of rows in joined gate and up projections: gate-first or up-first."),
     ] = None,
     lora_scale: Annotated[
-        float | None,
-        typer.Option(help="Merge an adapter that is stored with the weights, with this scale.", show_default=False),
+        float | None, typer.Option(help="Merge an adapter that is stored with the weights, with this scale.")
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
-    ] = None,
+    dtype: Cast = None,
     names: Annotated[
         str | None,
         typer.Option(
             "--map",
             metavar="NAMES.json",
             help="For weights of your own code: a file that maps its tensor names to a family's.",
-            show_default=False,
         ),
     ] = None,
     draft: Annotated[
@@ -87,7 +65,6 @@ def doctor(
         typer.Option(
             metavar="NAMES.json",
             help="Write a draft of the file for --map: what shapes and names show, and a question for everything else.",
-            show_default=False,
         ),
     ] = None,
     check: Annotated[
@@ -95,12 +72,10 @@ def doctor(
         typer.Option(
             metavar="FILE",
             help="Safetensors with input_ids and logits of your own code, which the mended model must reproduce.",
-            show_default=False,
         ),
     ] = None,
     key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="The key of the model in a pickled file, such as ema.", show_default=False),
+        str | None, typer.Option(metavar="KEY", help="The key of the model in a pickled file, such as ema.")
     ] = None,
     tiktoken: Annotated[
         str | None,
@@ -108,7 +83,6 @@ def doctor(
             metavar="KIND",
             help="Whose rank list the tokenizer uses (llama3, llama3.1, qwen, qwen2, qwen2.5, qwen3), or a JSON file "
             "with pat_str and special_tokens.",
-            show_default=False,
         ),
     ] = None,
     max_shard_size: ShardSize = "5GB",
@@ -123,89 +97,55 @@ def doctor(
 
     Exit status 0: healthy, 1: an error, 3: warnings only.
     """
-    choices = {
-        "family": family,
-        "renames": tuple(rename or ()),
-        "dropped": tuple(drop or ()),
-        "qkv": qkv,
-        "gate_up": gate_up,
-        "lora_scale": lora_scale,
-        "dtype": dtype,
-        "names": names,
-        "tiktoken": tiktoken,
-        "check": check,
-        "key": key,
-    }
-    reading = reading_of(revision, subfolder, None, local_files_only)
-    if draft is not None:
-        run_draft(src, draft, against, mend, list(setting or ()), choices, **reading)
-        return
-    run_doctor(src, against, mend, as_json, quick, list(setting or ()), force, max_shard_size, choices, **reading)
-
-
-def run_draft(
-    source: str,
-    draft: str,
-    against: str | None,
-    mend: str | None,
-    settings: list[str],
-    choices: dict[str, Any],
-    **reading: Any,
-) -> None:
-    """Write the draft of a file of names, and report."""
     from blockformer.conversion import ConversionError
-    from blockformer.doctor import Options
+    from blockformer.doctor import Options, diagnose
+    from blockformer.doctor import mend as write_mended
     from blockformer.doctor.drafting import draft as write_draft
-    from blockformer.doctor.options import settings_from
-
-    from ..files.errors import printable
-
-    if mend is not None or choices["names"] is not None:
-        raise ConversionError("--draft writes a file of names: leave out --map and --mend, which read it")
-    for line in write_draft(
-        source, draft, against, options=Options(settings=settings_from(settings), **choices), **reading
-    ):
-        print(printable(line))
-
-
-def run_doctor(
-    source: str,
-    against: str | None,
-    target: str | None,
-    as_json: bool,
-    quick: bool,
-    settings: list[str],
-    force: bool,
-    max_shard_size: str,
-    choices: dict[str, Any],
-    **reading: Any,
-) -> None:
-    """Diagnose, mend if asked to, and report; ends with the status of the diagnosis, or 0 after mending."""
-    from blockformer.conversion import ConversionError
-    from blockformer.doctor import Options, diagnose, mend
     from blockformer.doctor.options import settings_from
     from blockformer.doctor.report import lines_of
 
     from ..files.errors import printable
     from .checkpoints import progress_bar
 
-    options = Options(settings=settings_from(settings), **choices)
-    if target is None and force:
-        raise ConversionError("--force needs --mend: it replaces the folder that --mend writes")
-    if target is None and options.check is not None:
-        raise ConversionError("--check needs --mend: it runs the model that --mend writes")
-    if target is None and options.tiktoken is not None:
-        raise ConversionError("--tiktoken needs --mend: it makes the tokenizer that --mend writes")
+    if draft is not None and (mend is not None or names is not None):
+        raise ConversionError("--draft writes a file of names: leave out --map and --mend, which read it")
+    options = Options(
+        settings=settings_from(list(setting or ())),
+        family=family,
+        renames=tuple(rename or ()),
+        dropped=tuple(drop or ()),
+        qkv=qkv,
+        gate_up=gate_up,
+        lora_scale=lora_scale,
+        dtype=dtype,
+        names=names,
+        tiktoken=tiktoken,
+        check=check,
+        key=key,
+    )
+    reading = reading_of(revision, subfolder, None, local_files_only)
+    if draft is not None:
+        for line in write_draft(src, draft, against, options=options, **reading):
+            print(printable(line))
+        return
+    needs_mend = {
+        "--force": (force, "it replaces the folder"),
+        "--check": (check is not None, "it runs the model"),
+        "--tiktoken": (tiktoken is not None, "it makes the tokenizer"),
+    }
+    for flag, (is_set, what) in needs_mend.items():
+        if is_set and mend is None:
+            raise ConversionError(f"{flag} needs --mend: {what} that --mend writes")
     with progress_bar() as report_progress:
-        if target is None:
-            found = diagnose(source, against, options=options, quick=quick, progress=report_progress, **reading)
+        if mend is None:
+            found = diagnose(src, against, options=options, quick=quick, progress=report_progress, **reading)
         else:
             how: dict[str, Any] = {"force": force, "max_shard_size": max_shard_size, "progress": report_progress}
-            found = mend(source, target, against, options=options, **how, **reading)
+            found = write_mended(src, mend, against, options=options, **how, **reading)
     if as_json:
         print(json.dumps(found.as_json(), indent=1))
     else:
-        for line in lines_of(found, target):
+        for line in lines_of(found, mend):
             print(printable(line))
-    if target is None and found.status:
+    if mend is None and found.status:
         raise SystemExit(found.status)

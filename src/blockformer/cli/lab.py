@@ -17,21 +17,15 @@ if TYPE_CHECKING:
 
 def lab(
     experiment: Annotated[
-        Path,
-        typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare, on what, for how long.", show_default=False),
+        Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare, on what, for how long.")
     ],
-    output: Annotated[
-        Path | None, typer.Option(help="The folder of the runs; by default named like the file.", show_default=False)
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(metavar="K/N", help="Only every N-th run, from the K-th on.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The folder of the runs; by default named like the file.")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="K/N", help="Only every N-th run, from the K-th on.")] = None,
     widths: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
             help="Train each config at each of these hidden sizes, such as 64,128,256, and fit a power law.",
-            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[
@@ -43,20 +37,13 @@ def lab(
 
     Finished runs are never repeated: run it again after a kill, or with more seeds or configs in the file.
     """
-    run_lab(experiment, output, shard, widths, dry_run, report)
-
-
-def run_lab(
-    path: Path, output: Path | None, shard: str | None, widths: str | None, dry_run: bool, report_only: bool
-) -> None:
-    """Check, train what is not finished, report."""
     part, parts = _shard(shard)
     ladder = _widths(widths)
-    if report_only and (dry_run or shard):
+    if report and (dry_run or shard):
         other = "--dry-run" if dry_run else "--shard"
         raise typer.BadParameter(f"--report trains nothing: leave out {other} or --report")
-    if not path.is_file():
-        raise ConversionError(f"{path}: no such file")
+    if not experiment.is_file():
+        raise ConversionError(f"{experiment}: no such file")
     from accelerate import PartialState
     from rich.console import Console
     from transformers.utils import logging
@@ -66,18 +53,18 @@ def run_lab(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    folder = output or Path(path.stem)
-    experiment = read_experiment(path)
-    runs = experiment.runs(ladder)
+    folder = output or Path(experiment.stem)
+    found = read_experiment(experiment)
+    runs = found.runs(ladder)
     is_main = PartialState().is_main_process
     console = Console(quiet=not is_main)
-    show(experiment, runs, console)
+    show(found, runs, console)
     if dry_run:
         return
-    if not report_only:
-        _train(experiment, runs[part - 1 :: parts], folder, parts > 1)
+    if not report:
+        _train(found, runs[part - 1 :: parts], folder, parts > 1)
     if is_main:
-        groups = write_report(folder, runs, path.stem)
+        groups = write_report(folder, runs, experiment.stem)
         for line in (folder / TABLE).read_text(encoding="utf-8").splitlines()[: len(groups) + 2]:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -1,9 +1,12 @@
 """`blockformer verify` and `blockformer upgrade`: what was checked, and what was found."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ..files.errors import printable
+from .arguments import LocalFilesOnly, Revision
 
 if TYPE_CHECKING:
     from blockformer.trust import Verification
@@ -19,11 +22,23 @@ CHECKS = {
 """Kind of check -> the sentence where nothing is wrong."""
 
 
-def run_verify(repo: str, revision: str | None, key: str | None, as_json: bool, local_files_only: bool) -> None:
-    """Verify and report; ends with status 1 if anything is wrong or a block is left to read."""
-    from blockformer.trust import verify
+def verify(
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="A folder or a Hub id.")],
+    revision: Revision = None,
+    local_files_only: LocalFilesOnly = False,
+    key: Annotated[
+        str | None, typer.Option(metavar="PUB", help="Fail unless the repo is signed with this public key (PEM).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the SHA-256 of each file.")] = False,
+) -> None:
+    """Check a Blockformer repo without running any of its code.
 
-    found = verify(repo, revision, key, local_files_only=local_files_only)
+    Its code must be an unmodified release's, with no other code and no pickles; no setting may name code to load; the
+    weights must have the names and shapes of the config. Exit status 1 if anything is wrong.
+    """
+    from blockformer.trust import verify as verified
+
+    found = verified(repo, revision, key, local_files_only=local_files_only)
     if as_json:
         print(json.dumps({"ok": found.is_ok, **vars(found)}, indent=1))
     else:
@@ -32,11 +47,11 @@ def run_verify(repo: str, revision: str | None, key: str | None, as_json: bool, 
         raise SystemExit(1)
 
 
-def run_upgrade(repo: str) -> None:
-    """Upgrade and report what is left to look at."""
-    from blockformer.trust import upgrade
+def upgrade(repo: Annotated[str, typer.Argument(metavar="REPO", help="The folder of a repo.")]) -> None:
+    """Bring the code, config and card of an older repo up to this release; the weights stay as they are."""
+    from blockformer.trust import upgrade as upgraded
 
-    found = upgrade(repo)
+    found = upgraded(repo)
     print(printable(f"{repo}: code, config and card are now as Blockformer {found.release} writes them"))
     _show(found, is_signed=False)
 

@@ -54,20 +54,16 @@ class WithAdapter(AnyCheckpoint):
         return place.member(name)
 
     def read(self, name: str) -> Tensor:
-        """See `Checkpoint.read`."""
         return self.of_adapter.read(self.own[name]) if name in self.own else self.base.read(name)
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        """See `Checkpoint.parts`."""
         return self.of_adapter.parts(self.own[name]) if name in self.own else self.base.parts(name)
 
     def check_unchanged(self) -> None:
-        """See `Checkpoint.check_unchanged`."""
         self.base.check_unchanged()
         self.of_adapter.check_unchanged()
 
     def close(self) -> None:
-        """See `Checkpoint.close`."""
         self.base.close()
         self.of_adapter.close()
 

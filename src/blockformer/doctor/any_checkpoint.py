@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from blockformer.conversion.rules.groups import Group, Target
+from blockformer.conversion.rules.groups import Group, Target, targets_of
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import read_config
 from blockformer.files.errors import CheckpointError, ConversionError, listed, shown
@@ -34,7 +34,6 @@ class AnyCheckpoint(Checkpoint):
 
     Args:
         source: a folder or a file.
-        config: a `config.json` from elsewhere; None takes the one that lies there.
         key: the keys that lead to the model in a pickled file, with dots between them; None: it is found.
 
     Attributes:
@@ -48,12 +47,12 @@ class AnyCheckpoint(Checkpoint):
         ConversionError: the file does not exist.
     """
 
-    def __init__(self, source: str | PathLike[str], config: Mapping[str, Any] | None = None, key: str | None = None):
+    def __init__(self, source: str | PathLike[str], key: str | None = None):
         self.findings: list[Finding] = []
         self.kind = ""
         self.adapter: dict[str, Any] | None = None
         self.extras: dict[str, Any] = {}
-        self._given, self._key = config, key
+        self._key = key
         self._pieces: dict[str, Pieced | Flat] = {}
         self._plain: set[Path] = set()
         path = Path(source)
@@ -68,7 +67,7 @@ class AnyCheckpoint(Checkpoint):
 
     def _open(self) -> None:
         self.tensors, self._pieces, self.findings, self._identities = {}, {}, [], {}
-        self.config = dict(self._given) if self._given is not None else self._read_config()
+        self.config = self._read_config()
         weights = weights_in(self.file or self.folder)
         self.findings += weights.findings
         self.kind = weights.kind
@@ -198,7 +197,6 @@ class AnyCheckpoint(Checkpoint):
         return super()._opened(path)
 
     def read(self, name: str) -> Tensor:
-        """See `Checkpoint.read`."""
         return self._pieces[name].read() if name in self._pieces else super().read(name)
 
     def parts(self, name: str) -> Iterator[Tensor]:
@@ -220,26 +218,21 @@ class Changed(Checkpoint):
         self.folder, self.weights, self.around = source.folder, source.weights, None
         self._config_file, self.wrapper, self._identities = None, None, {}
         self.groups = {target.name: group for group in groups for target in group.targets}
-        targets = [target for group in groups for target in group.targets]
-        self.tensors = {each.name: _header(each, source.folder) for each in targets}
+        self.tensors = {name: _header(each, source.folder) for name, each in targets_of(groups).items()}
 
     def read(self, name: str) -> Tensor:
-        """See `Checkpoint.read`."""
         return dict(self.groups[name].apply(self.source.read))[name]
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        """See `Checkpoint.parts`."""
         group = self.groups[name]
         if group.is_copy:
             return (part.to(group.targets[0].dtype) for part in self.source.parts(group.sources[0]))
         return iter([self.read(name).reshape(-1)])
 
     def check_unchanged(self) -> None:
-        """See `Checkpoint.check_unchanged`."""
         self.source.check_unchanged()
 
     def close(self) -> None:
-        """See `Checkpoint.close`."""
         self.source.close()
 
 

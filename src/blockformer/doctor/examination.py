@@ -14,9 +14,10 @@ import torch
 
 from blockformer.conversion.composite import in_text
 from blockformer.conversion.families.composites import COMPOSITES
-from blockformer.conversion.plan import Plan
+from blockformer.conversion.model_tensors import with_sources
+from blockformer.conversion.plan import Plan, dtype_entry
 from blockformer.conversion.remedies import plan_official
-from blockformer.conversion.rules.groups import Group, Target
+from blockformer.conversion.rules.groups import Group, Target, targets_of
 from blockformer.conversion.rules.operations import Identity
 from blockformer.files.errors import ConversionError, MisfitError, shown
 from blockformer.files.quantized import FIELDS, check_plain, packed_by_mlx
@@ -26,7 +27,7 @@ from blockformer.publishing.repo_code import full_auto_map
 
 from .any_checkpoint import AnyCheckpoint, Changed
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
-from .fused import renamed, split_joined
+from .fused import split_joined
 from .kin import all_known_beginnings
 from .known_codes import OWN_CODE, code_of
 from .layouts import Layouts, layouts_of
@@ -136,7 +137,9 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
         entries = _also(found.config, made) | made
         found.layouts = layouts_of(entries, None, lambda name: torch.empty(0), None)
         groups = code.groups(headers, found.layouts)
-        found.groups = _cast(renamed(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype)
+        found.groups = _cast(
+            with_sources(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype
+        )
         found.config = entries | ({} if options.dtype is None else {"dtype": options.dtype})
         _plan_of_own_code(found)
     except ConversionError as error:
@@ -161,7 +164,7 @@ def _plan_of_own_code(found: Examination) -> None:
         with quiet():
             found.plan = plan_official(found.written, None, None)
         return
-    made = {target.name for group in found.groups for target in group.targets}
+    made = targets_of(found.groups).keys()
     missing = {name: shape for name, shape in layouts.released.items() if name not in made | layouts.optional}
     wrong = [*of_names({}, missing), *wrong_shapes(found.groups, layouts.released)]
     if wrong:
@@ -239,14 +242,14 @@ def _names_and_shapes(
     except ConversionError as error:
         findings.append(Finding("layout", ERROR, f"names of another layout that do not belong together: {error}"))
         moved = []
-    filled = {target.name for group in groups for target in group.targets}
+    filled = targets_of(groups).keys()
     moved = [group for group in moved if not filled & {target.name for target in group.targets}]
     read = {name for group in moved for name in group.sources}
     if moved:
         findings.append(of_layout(moved))
         changes.append(f"{len(read)} tensors written in the released layout, {example(moved)}")
     groups += moved
-    filled = {target.name for group in groups for target in group.targets}
+    filled = targets_of(groups).keys()
     unknown = {name: each for name, each in headers.items() if name not in layouts.released and name not in read}
     missing = {
         name: shape for name, shape in layouts.released.items() if name not in filled and name not in layouts.optional
@@ -258,15 +261,15 @@ def _names_and_shapes(
     changes += [f"{len(joined.groups)} joined matrices split"] if joined.groups else []
     unknown = {name: each for name, each in unknown.items() if name not in joined.joined}
     missing = {name: shape for name, shape in missing.items() if name not in joined.filled}
-    groups = renamed(groups, own)
+    groups = with_sources(groups, own)
     groups, of_lora, of_merge = merged(groups, plain.lora, names, checkpoint, options)
     findings += of_lora
     changes += of_merge
-    kept = renamed([_copy(name, header) for name, header in unknown.items()], own)
+    kept = with_sources([_copy(name, header) for name, header in unknown.items()], own)
     found.groups = _cast([*groups, *kept], options.dtype)
     if options.dtype is not None:
         changes.append(f"cast to {options.dtype}")
-        found.config[_dtype_entry(entries)] = options.dtype
+        found.config[dtype_entry(entries)] = options.dtype
     ties = missing_ties(layouts, {*filled, *joined.filled})
     missing |= ties
     fits = _check(found, options, layouts, findings, unknown, missing)
@@ -276,7 +279,7 @@ def _names_and_shapes(
 def _problem_as_it_is(found: Examination, names: Mapping[str, str], options: Options) -> ConversionError | None:
     """Why quantized weights, or a text next to other towers, do not convert as they are; None: nothing is changed."""
     found.groups = [_copy(name, found.checkpoint.tensors[own]) for name, own in names.items()]
-    found.groups = renamed(found.groups, names)
+    found.groups = with_sources(found.groups, names)
     try:
         with quiet():
             found.plan = plan_official(in_text(found.written), options.family, None)
@@ -400,7 +403,3 @@ def _cast(groups: list[Group], dtype: str | None) -> list[Group]:
         return Target(each.name, kind, each.shape) if each.dtype.is_floating_point else each
 
     return [Group(group.sources, tuple(map(target, group.targets)), group.op) for group in groups]
-
-
-def _dtype_entry(entries: Mapping[str, Any]) -> str:
-    return "torch_dtype" if "torch_dtype" in entries and "dtype" not in entries else "dtype"

@@ -4,7 +4,7 @@ Which rows of a joined matrix are whose does not show in its shape. It is asked 
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from blockformer.conversion.rules.groups import Group, Target
 from blockformer.conversion.rules.operations import Shape, Split
@@ -97,8 +97,3 @@ def _parts_of(name: str, shape: Shape, missing: Mapping[str, Shape]) -> list[str
     ]
     rows = sum(missing[other][0] for other in siblings if missing[other])
     return siblings if len(siblings) in (2, 3) and shape and rows == shape[0] else None
-
-
-def renamed(groups: Collection[Group], names: Mapping[str, str]) -> list[Group]:
-    """The same groups, reading tensors by the names that the file has."""
-    return [replace(group, sources=tuple(names.get(name, name) for name in group.sources)) for group in groups]

@@ -16,7 +16,7 @@ from blockformer.conversion.families.registry import Family, family_by_name, fam
 from blockformer.conversion.families.with_experts import STACKED
 from blockformer.conversion.model_tensors import expected_tensors, unread_pooler
 from blockformer.conversion.plan import architecture_of, our_config
-from blockformer.conversion.rules.groups import Group, Target
+from blockformer.conversion.rules.groups import Group, Target, targets_of
 from blockformer.conversion.rules.in_turn import in_turn
 from blockformer.conversion.rules.operations import Shape
 from blockformer.conversion.rules.table import RuleTable
@@ -73,12 +73,8 @@ class Layouts:
         of_class = {name: header for name, header in tensors.items() if name in self.in_class}
         of_ours = {name: header for name, header in tensors.items() if name not in of_class}
         first = layout.plan(of_ours, reverse=True) if of_ours else []
-        made = {target.name: target for group in first for target in group.targets}
-        then = storage.plan({**of_class, **made}, reverse=True, rest=True)
-        return [
-            replace(group, targets=tuple(replace(each, name=spelled.to_file(each.name)) for each in group.targets))
-            for group in in_turn(first, then)
-        ]
+        then = storage.plan({**of_class, **targets_of(first)}, reverse=True, rest=True)
+        return [group.renamed(spelled.to_file) for group in in_turn(first, then)]
 
 
 def layouts_of(

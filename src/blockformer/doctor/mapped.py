@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from blockformer.conversion.model_tensors import with_sources
 from blockformer.conversion.rules.groups import Group
 from blockformer.files.errors import ConversionError
 from blockformer.files.quiet import quiet
 from blockformer.files.safetensors_io import HasHeader
 
 from .finding import WARNING, Finding
-from .fused import renamed
 from .layouts import Layouts, layouts_of
 from .name_map import NameMap
 from .prefixes import unwrapped
@@ -80,4 +80,4 @@ def mapped(
     said = f"these are weights of code that no library knows; {name_map.path} makes a {head} of them"
     finding = Finding("own-code", WARNING, said, "--mend writes it; --check FILE compares its logits with yours", True)
     changes = [*plain.changes, f"written as {head}, by {name_map.path}"]
-    return Mapped(entries, layouts, renamed(groups, own), [*plain.findings, finding], changes)
+    return Mapped(entries, layouts, with_sources(groups, own), [*plain.findings, finding], changes)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blockformer.conversion.composite import in_text
+from blockformer.conversion.model_tensors import stored_pairs
 from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.ties import check_tied
 from blockformer.conversion.writing import CheckpointWeights
@@ -73,7 +74,8 @@ def mend(
         diagnosis = diagnosis_of(source, found, other, against, True, repo.progress)
         check_mendable(diagnosis, "mended")
         places = [each.file or each.folder for each in (found.checkpoint, other) if each is not None]
-        weights = CheckpointWeights(found.checkpoint, found.groups, _stored_ties(found), places)
+        ties = [] if found.layouts is None else stored_pairs(found.layouts.tied, found.groups)
+        weights = CheckpointWeights(found.checkpoint, found.groups, ties, places)
         report = RepoReport(os.fspath(source), Path(target))
 
         def fill(folder: Path) -> None:
@@ -88,13 +90,6 @@ def mend(
         write_repo(weights, target, repo, fill, report)
     diagnosis.changes += [f"{report.tensors} tensors written, read again and compared", *report.notes]
     return diagnosis
-
-
-def _stored_ties(found: Examination) -> list[tuple[str, str]]:
-    """Tied pairs of which both are written."""
-    layouts: Layouts | None = found.layouts
-    names = {target.name for group in found.groups for target in group.targets}
-    return [] if layouts is None else [pair for pair in layouts.tied.items() if {*pair} <= names]
 
 
 def check_mendable(diagnosis: Diagnosis, done: str) -> None:

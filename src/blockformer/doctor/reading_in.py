@@ -9,7 +9,7 @@ from typing import Any
 from blockformer.conversion import ConversionError, convert, export_folder
 from blockformer.conversion.report import ConversionReport
 from blockformer.files.config_file import is_ours, read_config
-from blockformer.files.names import WEIGHT_FILES, WEIGHTS
+from blockformer.files.names import WEIGHT_FILES, has_weights
 
 from .diagnosing import examined
 from .mending import mend
@@ -65,5 +65,5 @@ def convert_own_code(src: str | PathLike[str], dst: str | PathLike[str], **optio
 def _may_be(path: Path) -> bool:
     """Whether a path is a local file with weights, or a folder without any under a name that libraries look for."""
     if path.is_dir():
-        return not any((path / name).exists() for pair in WEIGHTS for name in pair)
+        return not has_weights(path)
     return path.is_file() and path.suffix in WEIGHT_FILES

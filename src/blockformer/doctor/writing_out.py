@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import yaml
 from torch import Tensor
 
 from blockformer.conversion.plan import plan_out
-from blockformer.conversion.rules.groups import Group
+from blockformer.conversion.rules.groups import Group, targets_of
 from blockformer.conversion.rules.in_turn import in_turn
 from blockformer.conversion.rules.patterns import tuple_of
 from blockformer.conversion.rules.table import RuleTable
@@ -23,6 +22,7 @@ from blockformer.files.errors import ConversionError, listed, memory_errors, sho
 from blockformer.files.json_files import json_text
 from blockformer.files.progress import Progress, silent
 from blockformer.files.quiet import quiet
+from blockformer.files.safetensors_io import same_bits
 
 from .diagnosing import diagnosis_of, examined
 from .examination import Examination
@@ -75,8 +75,7 @@ def write_for(
         rules = RuleTable(own.rules(model, ()))
         named = {name for rule in rules.rules for name in tuple_of(rule.target)}
         written = _without_fillings(own, groups, found, named)
-        made = {target.name: target for group in written for target in group.targets}
-        planned = in_turn(written, rules.plan(made, reverse=True))
+        planned = in_turn(written, rules.plan(targets_of(written), reverse=True))
         origins = [found.checkpoint.file or found.checkpoint.folder]
         with atomic_folder(target, force, origins) as folder:
             weights: dict[str, Tensor] = {}
@@ -148,12 +147,12 @@ def _without_fillings(own: OwnCode, groups: list[Group], found: Examination, nam
 
 def _copies(groups: list[Group], ties: Mapping[str, str]) -> list[Group]:
     """Groups for tied tensors that are stored once, where the code has two."""
-    made = {target.name: (group, target) for group in groups for target in group.targets}
+    made = {target.name: group for group in groups for target in group.targets}
     pairs = [*ties.items(), *((source, name) for name, source in ties.items())]
     return [
-        replace(made[source][0], targets=(replace(made[source][1], name=name),))
+        made[source].renamed(lambda _, name=name: name)
         for name, source in pairs
-        if name not in made and source in made and len(made[source][0].targets) == 1
+        if name not in made and source in made and len(made[source].targets) == 1
     ]
 
 
@@ -199,16 +198,9 @@ def _compare(own: OwnCode, model: Model, groups: list[Group], source: Examinatio
         for group in groups:
             for name, tensor in group.apply(source.checkpoint.read):
                 other = dict(back[name].apply(found.checkpoint.read))[name] if name in back else None
-                if other is None or not _same(tensor, other):
+                if other is None or not same_bits(tensor, other):
                     raise ConversionError(f"{folder}: {name} is not what was to be written")
 
 
 def _computed(config: Any) -> dict[str, Any]:
     return {name: value for name, value in config.to_dict().items() if not NOT_COMPUTED.fullmatch(name)}
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal bit for bit."""
-    if one.dtype is not other.dtype or one.shape != other.shape:
-        return False
-    return torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))

@@ -8,7 +8,7 @@ import torch
 
 from .errors import CheckpointError, listed, shown
 from .json_files import read_json
-from .names import WEIGHTS
+from .names import WEIGHT_NAMES, WEIGHTS
 from .safetensors_io import TensorInfo
 
 LAYERS = (
@@ -71,7 +71,7 @@ def read_config(path: Path) -> dict[str, Any]:
                 f"{path}: {name} is {shown(value)}; it must be the name of a dtype, such as 'bfloat16', or left out"
             )
     weights = config.get("transformers_weights")
-    if weights is not None and weights not in {name for pair in WEIGHTS for name in pair}:
+    if weights is not None and weights not in WEIGHT_NAMES:
         raise CheckpointError(
             f"{path}: transformers_weights is {shown(weights)}; rename that file to {WEIGHTS[0][0]} (an index "
             f"{WEIGHTS[0][1]}) and remove the entry"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .errors import CheckpointError, shown
 from .json_files import read_json
-from .names import PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHTS
+from .names import PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHT_NAMES, WEIGHTS, has_weights
 from .regular import open_regular
 
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
@@ -206,7 +206,7 @@ def what_it_is(place: Path) -> str | None:
 
 def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | None:
     """What a folder without weights under the usual names is, and the remedy; None if it has some, or shows nothing."""
-    if any(name in names for pair in WEIGHTS for name in pair):
+    if not {*WEIGHT_NAMES}.isdisjoint(names):
         return None
     if not names:
         return "the folder is empty", "name the one with the model"
@@ -288,7 +288,7 @@ def _step(name: str) -> tuple[bool, int, str]:
 
 
 def _has_model(folder: Path) -> bool:
-    return (folder / "config.json").exists() and any((folder / name).exists() for pair in WEIGHTS for name in pair)
+    return (folder / "config.json").exists() and has_weights(folder)
 
 
 def _has_adapter(folder: Path) -> bool:
@@ -324,7 +324,7 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
         config = read_json(folder / "adapter_config.json") if (folder / "adapter_config.json").is_file() else {}
     except CheckpointError:
         config = {}
-    if any(os.path.lexists(folder / name) for pair in WEIGHTS for name in pair):
+    if has_weights(folder):
         return (
             "an adapter (adapter_config.json, adapter_model) is next to whole weights, and from_pretrained of "
             "transformers then loads the adapter's base model in place of them",

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig
@@ -17,12 +16,11 @@ FILE = "generation_config.json"
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
-def settings_in(checkpoint: Checkpoint, entries: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+def settings_in(checkpoint: Checkpoint, config: PretrainedConfig) -> dict[str, Any]:
     """What transformers would use for a checkpoint: its own file, or the generation entries of `config.json`.
 
     Args:
         checkpoint: whose own file counts, if it has one.
-        entries: its `config.json`.
         config: ours, whose token ids are checked.
 
     Raises:
@@ -30,6 +28,7 @@ def settings_in(checkpoint: Checkpoint, entries: Mapping[str, Any], config: Pret
     """
     if not checkpoint.is_file and os.path.lexists(checkpoint.folder / FILE):
         return read_json(checkpoint.member(FILE))
+    entries = config.to_dict() if checkpoint.is_file else checkpoint.config  # a weight file's settings have none
     followed = {name: value for name, value in entries.items() if name not in NEVER_FOLLOWED}
     try:
         with quiet():

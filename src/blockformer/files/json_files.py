@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckpointError, shown
-from .regular import LFS_POINTER, open_regular
+from .regular import open_regular, refuse_pointer
 
 MAX_BYTES = 100_000_000
 """Of a file; the limit of the safetensors library for its headers."""
@@ -49,8 +49,7 @@ def read_json_value(path: str | PathLike[str], infinite: bool = False) -> Any:
     path = Path(path)
     with open_regular(path) as file:
         text = file.read(MAX_BYTES + 1)
-    if text.startswith(LFS_POINTER):
-        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    refuse_pointer(text, path)
     try:
         if len(text) > MAX_BYTES:
             raise ValueError(f"longer than {MAX_BYTES} bytes")

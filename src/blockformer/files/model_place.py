@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import CheckpointError, shown
 from .json_files import json_text, read_json_value
-from .names import MODULES, ROUTER, SETTINGS, WEIGHTS, is_inner, module_folders, module_paths
+from .names import MODULES, ROUTER, SETTINGS, has_weights, is_inner, module_folders, module_paths
 
 IN_ITS_PLACE = ("BoW", "CLIPModel", "SparseStaticEmbedding", "StaticEmbedding", "WordEmbeddings")
 """Modules of sentence-transformers that read an input themselves, without a language model of transformers."""
@@ -136,11 +136,8 @@ def _renamed(content: Any, old: str, new: str) -> Any:
 
 
 def _has_model(folder: Path) -> bool:
-    names = [name for pair in WEIGHTS for name in pair]
-    has_config = os.path.lexists(folder / "config.json")
-    return _is_of_model(folder / "config.json") or (
-        has_config and any(os.path.lexists(folder / each) for each in names)
-    )
+    path = folder / "config.json"
+    return _is_of_model(path) or (os.path.lexists(path) and has_weights(folder))
 
 
 def _is_of_model(path: Path) -> bool:

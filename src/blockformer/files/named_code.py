@@ -62,7 +62,8 @@ def foreign_modules(name: str, content: Any) -> list[Any]:
         modules = content if isinstance(content, list) else [None]
         kinds = [module.get("type") if isinstance(module, dict) else module for module in modules]
     else:  # the settings of a Router
-        kinds = list(content["types"].values()) if isinstance(content, dict) and _is_router(content) else []
+        types = content.get("types") if isinstance(content, dict) and "structure" in content else None
+        kinds = list(types.values()) if isinstance(types, dict) else []
     return [kind for kind in kinds if not (isinstance(kind, str) and KNOWN.fullmatch(kind))]
 
 
@@ -74,7 +75,3 @@ def other_repo(name: str, content: Any) -> Any:
         content: what it holds, which may be damaged.
     """
     return content.get(OTHER_REPO) if name in BODIES and isinstance(content, dict) else None
-
-
-def _is_router(content: dict[str, Any]) -> bool:
-    return isinstance(content.get("types"), dict) and "structure" in content

@@ -1,5 +1,6 @@
 """The names of a checkpoint's files: weights, tokenizers, licences, notes."""
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -69,6 +70,7 @@ WEIGHTS = (
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 """Weights, the first found wins: one file, or the index of several."""
+WEIGHT_NAMES = tuple(name for pair in WEIGHTS for name in pair)
 INDEX = re.compile(r".+\.index(\.[\w.-]+)?\.json")
 """The index of a model's weight files, or of a variant's."""
 VARIANT = re.compile(r"(model|pytorch_model)\.(\w+\.index\.)?(?P<variant>[\w-]+)\.(?(2)json|(safetensors|bin))")
@@ -102,6 +104,11 @@ def weights_of(variant: str | None = None, use_safetensors: bool | None = None) 
     if variant:
         pairs = [(_with_variant(single, variant), _with_variant(index, variant)) for single, index in pairs]
     return tuple(pairs)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights that are read, or an index of them."""
+    return any(os.path.lexists(folder / name) for name in WEIGHT_NAMES)
 
 
 def _with_variant(name: str, variant: str) -> str:

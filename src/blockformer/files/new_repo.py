@@ -11,7 +11,7 @@ from .atomic import States, atomic_folder
 from .errors import ConversionError, shown
 from .json_files import read_json
 from .model_place import folder_of_model
-from .names import WEIGHTS
+from .names import WEIGHT_NAMES
 from .progress import Progress, silent
 from .sizes import parse_size
 
@@ -93,9 +93,9 @@ def check_whole(folder: Path) -> None:
     auto_map = settings.get("auto_map") or {}
     code = (target for target in auto_map.values() if isinstance(target, str) and "--" not in target)  # another repo's
     needed = {f"{target.partition('.')[0]}.py" for target in code}
-    weights = [name for pair in WEIGHTS for name in pair if (folder / name).exists()]
+    weights = [name for name in WEIGHT_NAMES if (folder / name).exists()]
     if not weights:
-        needed.add(WEIGHTS[0][0])
+        needed.add(WEIGHT_NAMES[0])
     elif weights[0].endswith(".index.json"):
         needed |= set(read_json(folder / weights[0])["weight_map"].values())
     missing = sorted(name for name in needed if not (folder / name).is_file())

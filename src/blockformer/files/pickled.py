@@ -22,7 +22,7 @@ from torch import Tensor
 from .errors import CheckpointError, listed, shown
 from .names import STATE_DICTS, of_a_wrapper
 from .other_formats import in_place_of_pickle
-from .regular import LFS_POINTER, open_regular
+from .regular import LFS_POINTER, open_regular, refuse_pointer
 from .safetensors_io import DTYPE_NAMES, MAX_TENSORS, TensorInfo, read_tensor
 
 ZIP = b"PK\x03\x04"
@@ -79,8 +79,7 @@ def _is_zip(file: BinaryIO, path: Path) -> bool:
     file.seek(0)
     start = file.read(len(LFS_POINTER))
     file.seek(0)
-    if start == LFS_POINTER:
-        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    refuse_pointer(start, path)
     if start[:4] != ZIP and (other := in_place_of_pickle(start)) is not None:
         raise CheckpointError(f"{path}: {other}")
     return start[:4] == ZIP

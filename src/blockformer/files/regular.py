@@ -11,6 +11,16 @@ LFS_POINTER = b"version https://git-lfs"
 """How a file begins that git-LFS has not fetched."""
 
 
+def refuse_pointer(start: bytes, path: object) -> None:
+    """Refuse a file that git-LFS has not fetched, by its first bytes.
+
+    Raises:
+        CheckpointError: it says what fetches the file.
+    """
+    if start.startswith(LFS_POINTER):
+        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading, unbuffered. FIFOs and devices are refused without waiting."""
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from .atomic import MARK
 from .checkpoint import Checkpoint
 from .errors import ConversionError
-from .json_files import json_text, read_json
+from .json_files import json_text
 from .module_pickles import as_pickle, is_of_module, safe_name
 from .names import MODULE_PICKLE, SENTENCE_FILES
 from .sentence_modules import missing_code, sentence_files
@@ -23,8 +23,8 @@ from .side_file_kinds import (
     is_regular,
     stays,
 )
-from .side_files import SideFiles, carry_pickle, check_generation, name_the_rest
-from .tokenizers import check_readable, load, rewritten
+from .side_files import SideFiles, check_generation, name_the_rest, write_tokenizer_config
+from .tokenizers import check_readable, load
 
 
 def return_side_files(
@@ -46,7 +46,7 @@ def return_side_files(
     Raises:
         ConversionError: a file is damaged, missing, or a link that leaves the folder.
     """
-    result = SideFiles()
+    result = SideFiles(checkpoint, target)
     check_generation(checkpoint)
     names = set(names)
     stored = [name for name in record.get("stored", ()) if isinstance(name, str) and is_plain(name)]
@@ -62,17 +62,15 @@ def return_side_files(
         if not (stays(name) or is_read or is_text) or not is_regular(path):
             continue
         if PurePosixPath(name).name == MODULE_PICKLE:
-            carry_pickle(checkpoint, name, target, result)
+            result.carry_pickle(name)
         elif name in of_sentences.places and not problem:
-            (target / name).write_text(json_text(of_sentences.places[name]), encoding="utf-8")
-            result.written[name] = digest(target / name)
+            result.write(name, json_text(of_sentences.places[name]))
         else:
-            copy_file(checkpoint, name, target / name)
-            result.carried.append(name)
+            result.carry(name)
     check_readable(checkpoint.folder)
     result.tokenizer = load(checkpoint.folder)
     if TOKENIZER_CONFIG in names - own:
-        _return_tokenizer_config(checkpoint, target, result)
+        write_tokenizer_config(result)
     for name in stored:
         if not os.path.lexists(target / name):  # else it was changed in the repo, and has been copied from there
             _return_stored(checkpoint, name, names, target)
@@ -82,21 +80,11 @@ def return_side_files(
             as_pickle(checkpoint.member(weights), target / name)
     check_readable(target)
     result.notes += missing_code(target)
-    name_the_rest(checkpoint, sorted(names), target, result, {*done, *unmissed})
+    name_the_rest(result, sorted(names), {*done, *unmissed})
     if left := record.get("left_out"):
         count = sum(len(each) for each in left.values())
         result.notes.append(f"not carried from the first source: {count} file{'s' * (count > 1)} (see conversion.json)")
     return result
-
-
-def _return_tokenizer_config(checkpoint: Checkpoint, target: Path, result: SideFiles) -> None:
-    settings = read_json(checkpoint.member(TOKENIZER_CONFIG))
-    wanted, notes = rewritten(settings, result.tokenizer)
-    result.notes += notes
-    if wanted == settings:
-        copy_file(checkpoint, TOKENIZER_CONFIG, target / TOKENIZER_CONFIG)
-    else:
-        (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
 
 
 def _return_stored(checkpoint: Checkpoint, name: str, names: set[str], target: Path) -> None:

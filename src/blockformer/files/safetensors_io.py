@@ -21,7 +21,7 @@ from .atomic import start_writing
 from .errors import CheckpointError, ConversionError, is_out_of_memory, shown
 from .json_files import strict_json
 from .other_formats import in_place_of_safetensors
-from .regular import LFS_POINTER
+from .regular import LFS_POINTER, refuse_pointer
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -77,6 +77,11 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same dtype, shape and bits."""
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(bytes_of(one), bytes_of(other))
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """The header of a stored tensor.
@@ -108,8 +113,7 @@ def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
     """
     size = os.fstat(file.fileno()).st_size
     start = file.read(len(LFS_POINTER))
-    if start == LFS_POINTER:
-        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    refuse_pointer(start, path)
     if len(start) < 8:
         raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file; download it again")
     length = int.from_bytes(start[:8], "little")
@@ -287,19 +291,11 @@ class SafetensorsWriter:
             self._file.close()
             raise
 
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Write one planned tensor, of any strides and device."""
-        info = self._planned(name)
-        if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):
-            raise ConversionError(
-                f"{self.path}: {shown(name)} is {tensor.dtype} {list(tensor.shape)}, "
-                f"not {info.dtype} {list(info.shape)} as planned"
-            )
-        self.write_parts(name, [tensor])
-
     def write_parts(self, name: str, parts: Iterable[Tensor]) -> None:
-        """Write one planned tensor from its elements in order; the parts must add up to the planned size."""
-        info = self._planned(name)
+        """Write one planned tensor from its elements in order: parts of any strides and device, of the planned size."""
+        info = self._waiting.get(name)
+        if info is None:
+            raise ConversionError(f"{self.path}: {shown(name)} is not planned here, or written already")
         self._file.seek(self._start + info.offset)
         rest = info.nbytes
         for part in parts:
@@ -311,12 +307,6 @@ class SafetensorsWriter:
         if rest or self._start + info.offset + info.nbytes != self._file.tell():
             raise ConversionError(f"{self.path}: the parts of {shown(name)} are not the planned tensor")
         del self._waiting[name]
-
-    def _planned(self, name: str) -> TensorInfo:
-        info = self._waiting.get(name)
-        if info is None:
-            raise ConversionError(f"{self.path}: {shown(name)} is not planned here, or written already")
-        return info
 
     def _put(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)

@@ -4,13 +4,11 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from .checkpoint import Checkpoint
-from .errors import CheckpointError
 from .names import GENERATION, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES
-from .regular import LFS_POINTER, open_regular
+from .regular import LFS_POINTER, open_regular, refuse_pointer
 
 STORE = "conversion/source"
 """Where a repo keeps files of its source for the way back."""
@@ -60,12 +58,8 @@ def is_plain(name: str) -> bool:
 def files_read(checkpoint: Checkpoint) -> set[str]:
     """The names of the files that hold the tensors, and of the index that names them."""
     files = {info.file.name for info in checkpoint.tensors.values()}
-    endings, pairs = _endings(files), checkpoint.weights
+    endings, pairs = {name.rpartition(".")[2] for name in files}, checkpoint.weights
     return files | {index for single, index in pairs if single not in files and single.split(".")[-1] in endings}
-
-
-def _endings(files: Iterable[str]) -> set[str]:
-    return {name.rpartition(".")[2] for name in files}
 
 
 def same_bytes(one: Path, other: Path) -> bool:
@@ -90,8 +84,6 @@ def copy_file(checkpoint: Checkpoint, name: str, target: Path) -> None:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_regular(checkpoint.member(name)) as source, open(target, "xb") as copy:
-        if source.read(len(LFS_POINTER)) == LFS_POINTER:
-            path = checkpoint.path(name)
-            raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
+        refuse_pointer(source.read(len(LFS_POINTER)), checkpoint.path(name))
         source.seek(0)
         shutil.copyfileobj(source, copy)

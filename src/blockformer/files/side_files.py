@@ -23,10 +23,7 @@ from .errors import ConversionError, shown
 from .json_files import json_text, read_json
 from .model_place import AROUND
 from .module_pickles import as_safetensors, hold_the_same, is_of_module, safe_name
-from .names import (
-    HEADS,
-    MODULE_PICKLE,
-)
+from .names import HEADS, MODULE_PICKLE
 from .reasons import NOT_A_FILE, OF_THE_WAY_BACK, OLD_CARD, WRITTEN_ANEW, reason_for
 from .sentence_modules import SentenceFiles, sentence_files
 from .side_file_kinds import (
@@ -47,9 +44,11 @@ from .tokenizers import MADE, check_readable, load, make_fast, rewritten
 
 @dataclass
 class SideFiles:
-    """What became of the files next to the weights.
+    """What becomes of the files next to the weights.
 
     Attributes:
+        checkpoint: the source.
+        folder: the new folder, which exists.
         carried: names of those at their place.
         stored: names of those in `STORE`.
         written: name -> SHA-256 of files that the conversion wrote itself at a source's place; while they are as they
@@ -63,6 +62,8 @@ class SideFiles:
         tokenizer: the source's, where it has one that loads.
     """
 
+    checkpoint: Checkpoint
+    folder: Path
     carried: list[str] = field(default_factory=list)
     stored: list[str] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
@@ -73,6 +74,40 @@ class SideFiles:
     is_recorded: bool = False
     notes: list[str] = field(default_factory=list)
     tokenizer: PreTrainedTokenizerBase | None = None
+
+    def carry(self, name: str) -> None:
+        """Copy a file of the source to its place.
+
+        Raises:
+            CheckpointError: see `copy_file`.
+        """
+        copy_file(self.checkpoint, name, self.folder / name)
+        self.carried.append(name)
+
+    def store(self, name: str) -> None:
+        """Copy a file of the source into `STORE`, for the way back; pickled weights as a safetensors file."""
+        if name in HEADS or PurePosixPath(name).name == MODULE_PICKLE:
+            as_safetensors(self.checkpoint, name, self.folder / STORE / f"{name}.safetensors")
+        else:
+            copy_file(self.checkpoint, name, self.folder / STORE / name)
+        self.stored.append(name)
+
+    def carry_pickle(self, name: str) -> None:
+        """Have the pickled weights of a module as a safetensors file, which the module reads first."""
+        weights = safe_name(name)
+        if not os.path.lexists(self.checkpoint.path(weights)):
+            as_safetensors(self.checkpoint, name, self.folder / weights)
+            self.written[weights] = digest(self.folder / weights)
+            self.pickled.append(name)
+        elif hold_the_same(self.checkpoint, name, weights):
+            self.pickled.append(name)
+        else:
+            self.store(name)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the conversion's own."""
+        (self.folder / name).write_text(text, encoding="utf-8")
+        self.written[name] = digest(self.folder / name)
 
     def leave_out(self, name: str, reason: str) -> None:
         """Note that a file is not carried, and why."""
@@ -114,7 +149,7 @@ def carry_side_files(
         ConversionError: a file is damaged, or a link that leaves the folder; or sentencepiece is missing, and the
             tokenizer needs it.
     """
-    result = SideFiles()
+    result = SideFiles(checkpoint, target)
     of_sentences = sentence_files(checkpoint, names)
     if changed is not None and not of_sentences.problem:
         of_sentences = replace(of_sentences, places={**of_sentences.places, **changed()})
@@ -122,7 +157,7 @@ def carry_side_files(
     done = {"config.json", TOKENIZER_CONFIG, MARK, *files_read(checkpoint)}
     for name in names:
         if name not in done and not (is_ours(checkpoint.config) and name.startswith(MADE_BY_US)):
-            _carry(checkpoint, name, target, result, of_sentences)
+            _carry(result, name, of_sentences)
     if checkpoint.around is not None:
         brought = (*result.carried, *result.stored, *result.pickled)
         result.inner = checkpoint.inner
@@ -131,62 +166,54 @@ def carry_side_files(
     if not checkpoint.is_file:
         check_readable(checkpoint.folder)
         result.tokenizer = load(checkpoint.folder)
-        _write_tokenizer(checkpoint, target, result)
+        write_tokenizer_config(result)
+        if result.tokenizer is not None and make_fast(result.tokenizer, checkpoint.folder, target):
+            result.written[MADE] = digest(target / MADE)
+            result.notes.append(
+                "tokenizer.json was made from the SentencePiece file, so that it loads without sentencepiece"
+            )
     return result
 
 
-def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, of_sentences: SentenceFiles) -> None:
+def _carry(result: SideFiles, name: str, of_sentences: SentenceFiles) -> None:
     """Carry or store one file; what is neither is for `name_the_rest`.
 
     Args:
-        checkpoint, name: the source, and the file's name in it.
-        target: the folder of the repo.
         result: where it is noted what became of the file.
+        name: the file's name in the source.
         of_sentences: the files that sentence-transformers reads, which are stored if ours must not have them.
     """
-    is_read = name in of_sentences.names and is_of_module(name)
+    checkpoint, problem = result.checkpoint, of_sentences.problem
+    is_read, of_ours = name in of_sentences.names and is_of_module(name), is_ours(checkpoint.config)
     path = checkpoint.path(name)
     own_name = name if checkpoint.around is None else name.removeprefix(AROUND)
     if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
         return
-    if name in of_sentences.places and not of_sentences.problem:
-        (target / name).write_text(json_text(of_sentences.places[name]), encoding="utf-8")
-        result.written[name] = digest(target / name)
-        if not is_ours(checkpoint.config):
-            copy_file(checkpoint, name, target / STORE / name)
-            result.stored.append(name)
-    elif is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
-        carry_pickle(checkpoint, name, target, result)
-    elif stays(name) or (is_read and not of_sentences.problem):
-        copy_file(checkpoint, name, target / name)
-        result.carried.append(name)
+    if name in of_sentences.places and not problem:
+        result.write(name, json_text(of_sentences.places[name]))
+        if not of_ours:
+            result.store(name)
+    elif is_read and PurePosixPath(name).name == MODULE_PICKLE and not problem:
+        result.carry_pickle(name)
+    elif stays(name) or (is_read and not problem):
+        result.carry(name)
     elif not is_regular(path):
         return
-    elif name in HEADS or (is_read and PurePosixPath(name).name == MODULE_PICKLE):
-        as_safetensors(checkpoint, name, target / STORE / f"{name}.safetensors")
-        result.stored.append(name)
-    elif (
-        is_ours(checkpoint.config) and not is_read and is_note(name, path)
-    ):  # its name may be that of a file of the source
-        copy_file(checkpoint, name, target / name)
-        result.carried.append(name)
-    elif is_read or is_note(own_name, path):
-        copy_file(checkpoint, name, target / STORE / name)
-        result.stored.append(name)
+    elif of_ours and name not in HEADS and not is_read and is_note(name, path):
+        result.carry(name)  # its name may be that of a file of the source
+    elif name in HEADS or is_read or is_note(own_name, path):
+        result.store(name)
 
 
-def name_the_rest(
-    checkpoint: Checkpoint, names: Iterable[str], target: Path, result: SideFiles, done: Iterable[str] = ()
-) -> None:
+def name_the_rest(result: SideFiles, names: Iterable[str], done: Iterable[str] = ()) -> None:
     """Leave out, with a reason, every file of the source that is not in the new folder.
 
     Args:
-        checkpoint: the source.
-        names: its files.
-        target: the folder, in which all but the card is written.
-        result: what is known of the files; gets the reasons.
+        result: what is known of the files; gets the reasons. In its folder all but the card is written.
+        names: the source's files.
         done: names of further files of the source that were read and are not missed.
     """
+    checkpoint, of_ours = result.checkpoint, is_ours(result.checkpoint.config)
     named = {name for each in result.left_out.values() for name in each}
     done = {
         "config.json",
@@ -200,20 +227,20 @@ def name_the_rest(
     }
     names = list(names)
     for name in names:
-        path, copy = checkpoint.path(name), target / name
+        path, copy = checkpoint.path(name), result.folder / name
         if name in done or name in named:
             continue
         if name.endswith("/") or not os.path.lexists(path):
             result.leave_out(name, reason_for(name))
         elif not is_regular(path):
             result.leave_out(name, NOT_A_FILE)
-        elif is_ours(checkpoint.config) and copy.is_file() and same_bytes(checkpoint.member(name), copy):
+        elif of_ours and copy.is_file() and same_bytes(checkpoint.member(name), copy):
             result.carried.append(name)
-        elif is_ours(checkpoint.config) and name == "README.md":
+        elif of_ours and name == "README.md":
             result.leave_out(name, OLD_CARD)
-        elif is_ours(checkpoint.config) and copy.is_file():
+        elif of_ours and copy.is_file():
             result.leave_out(name, WRITTEN_ANEW)
-        elif is_ours(checkpoint.config) and name.startswith(MADE_BY_US):
+        elif of_ours and name.startswith(MADE_BY_US):
             result.leave_out(name, OF_THE_WAY_BACK)
         else:
             result.leave_out(name, reason_for(name))
@@ -227,41 +254,20 @@ def check_generation(checkpoint: Checkpoint) -> None:
         read_json(checkpoint.member("generation_config.json"))
 
 
-def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) -> None:
-    """Write `tokenizer_config.json`, and `tokenizer.json` where only a SentencePiece file is there."""
-    tokenizer = result.tokenizer
+def write_tokenizer_config(result: SideFiles) -> None:
+    """Write `tokenizer_config.json` as a repo of ours has it; see `rewritten`."""
+    checkpoint = result.checkpoint
     there = os.path.lexists(checkpoint.folder / TOKENIZER_CONFIG)
     settings = read_json(checkpoint.member(TOKENIZER_CONFIG)) if there else {}
-    wanted, notes = rewritten(settings, tokenizer)
+    wanted, notes = rewritten(settings, result.tokenizer)
     result.notes += notes
     if there and wanted == settings:
-        copy_file(checkpoint, TOKENIZER_CONFIG, target / TOKENIZER_CONFIG)
-        result.carried.append(TOKENIZER_CONFIG)
-    elif wanted:
-        (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
-        result.written[TOKENIZER_CONFIG] = digest(target / TOKENIZER_CONFIG)
-    if there and wanted != settings and not is_ours(checkpoint.config):
-        copy_file(checkpoint, TOKENIZER_CONFIG, target / STORE / TOKENIZER_CONFIG)
-        result.stored.append(TOKENIZER_CONFIG)
-    if tokenizer is not None and make_fast(tokenizer, checkpoint.folder, target):
-        result.written[MADE] = digest(target / MADE)
-        result.notes.append(
-            "tokenizer.json was made from the SentencePiece file, so that it loads without sentencepiece"
-        )
-
-
-def carry_pickle(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles) -> None:
-    """Have the pickled weights of a module as a safetensors file, which the module reads first."""
-    weights = safe_name(name)
-    if not os.path.lexists(checkpoint.path(weights)):
-        as_safetensors(checkpoint, name, target / weights)
-        result.written[weights] = digest(target / weights)
-        result.pickled.append(name)
-    elif hold_the_same(checkpoint, name, weights):
-        result.pickled.append(name)
-    else:
-        as_safetensors(checkpoint, name, target / STORE / f"{name}.safetensors")
-        result.stored.append(name)
+        result.carry(TOKENIZER_CONFIG)
+        return
+    if wanted:
+        result.write(TOKENIZER_CONFIG, json_text(wanted))
+    if there and not is_ours(checkpoint.config):
+        result.store(TOKENIZER_CONFIG)
 
 
 def refuse_adapters(folder: Path) -> None:

@@ -18,7 +18,6 @@ from .names import (
     MODULES,
     ROUTER,
     WEIGHT_FILES,
-    WEIGHTS,
     is_side_file,
     module_folders,
     weight_map,
@@ -103,6 +102,11 @@ class Source:
         return "/".join(filter(None, (self.hub_id or os.fspath(src), self.subfolder)))
 
     @property
+    def name(self) -> str:
+        """Its Hub id, or the name of its folder."""
+        return self.hub_id or (self.around or self.path).name
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of all its files, with "/" between folders; see `laid_flat`."""
         names = files_in(self.around or self.path) if self.listing is None else self.listing
@@ -173,11 +177,6 @@ def locate(source: str | PathLike[str], weights: bool = True, **reading: Any) ->
         found = replace(found, path=found.path / inner, around=found.path)
     _check_format(os.fspath(source), [name for name in found.names if "/" not in name], weights, found.weights)
     return found
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights that are read, or an index of them."""
-    return any(os.path.lexists(folder / name) for pair in WEIGHTS for name in pair)
 
 
 def _check_format(source: str, names: Iterable[str], weights: bool, wanted: Iterable[tuple[str, str]]) -> None:

@@ -45,7 +45,7 @@ class ShardWriter:
 
     Args:
         folder: an existing folder.
-        planned: every tensor, in the order of the `write` calls.
+        planned: every tensor, in the order of the `write_parts` calls.
         max_shard_size: bytes of data ("5GB", 5_000_000_000) at which a new shard begins; a larger tensor gets its own.
 
     Attributes:
@@ -78,10 +78,6 @@ class ShardWriter:
         self._plans = dict(zip(self.files, shards, strict=True))
         self._weight_map: dict[str, str] = {}
         self._file: SafetensorsWriter | None = None
-
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Write the next planned tensor; name, dtype and shape must match the plan."""
-        self._file_of(name).write(name, tensor)
 
     def write_parts(self, name: str, parts: Iterable[Tensor]) -> None:
         """Write the next planned tensor from its elements in order; the parts must add up to the planned size."""

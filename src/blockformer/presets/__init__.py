@@ -37,9 +37,6 @@ class _Presets(Mapping[str, tuple[type[BlockformerConfig], dict]]):
             raise KeyError(name)
         return _load(name)
 
-    def __contains__(self, name: object) -> bool:
-        return name in index.PRESETS
-
     def __iter__(self) -> Iterator[str]:
         return iter(index.PRESETS)
 

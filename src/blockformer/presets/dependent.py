@@ -9,10 +9,6 @@ from ..model.states import WITHOUT_STATES
 from ..model.varied_attention import VARIED, WITHOUT_VARIED
 
 
-def _has_our_network(settings: Mapping[str, Any]) -> bool:
-    return settings["mlp_type"] is None
-
-
 def _has_groups(settings: Mapping[str, Any]) -> bool:
     size, rest = divmod(settings["num_experts"], settings["num_expert_groups"] or 1)
     most = size * settings["num_expert_groups_per_tok"]
@@ -28,21 +24,9 @@ def _may_keep_states(settings: Mapping[str, Any]) -> bool:
     return is_alone or not has_states(settings)
 
 
-def _has_latents(settings: Mapping[str, Any]) -> bool:
-    return settings["position_type"] == "rotary" and settings["attention_type"] is None
-
-
 def _may_vary(settings: Mapping[str, Any]) -> bool:
     is_plain = settings["position_type"] in ("rotary", "none") and settings.get("qk_norm") in (None, False, True)
     return is_plain and not has_states(settings) and not any(settings.get(name) for name in WITHOUT_VARIED)
-
-
-def _has_usual_layers(settings: Mapping[str, Any]) -> bool:
-    return settings["residual"] == "sequential" and not has_states(settings)
-
-
-def _have_one_kind(settings: Mapping[str, Any]) -> bool:
-    return (settings["norm_placement"] == "post") == (settings["decoder_norm_placement"] == "post")
 
 
 # The norms that have each factor.
@@ -50,17 +34,24 @@ _FACTORS = dict.fromkeys(("none", "zero_centered"), ("layer_norm", "rms_norm"))
 
 
 FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    **dict.fromkeys(("num_experts", "float32_down_proj", "chunk_size_feed_forward"), _has_our_network),
+    **dict.fromkeys(
+        ("num_experts", "float32_down_proj", "chunk_size_feed_forward"), lambda settings: settings["mlp_type"] is None
+    ),
     **dict.fromkeys(("num_expert_groups", "num_expert_groups_per_tok", "experts_per_group_score"), _has_groups),
-    "kv_lora_rank": _has_latents,
+    "kv_lora_rank": lambda settings: settings["position_type"] == "rotary" and settings["attention_type"] is None,
     "query_growth": lambda settings: settings["position_type"] == "rotary" and not settings.get("kv_lora_rank"),
     "frequency_dtype": lambda settings: settings["position_type"] == "rotary",
     "padding_position": lambda settings: settings["padding_position"] == "index" or settings["position_offset"] > 0,
     "layer_types": _may_keep_states,
     **dict.fromkeys(VARIED, _may_vary),
-    **dict.fromkeys(("hidden_size_per_layer_input", "layer_scale"), _has_usual_layers),
+    **dict.fromkeys(
+        ("hidden_size_per_layer_input", "layer_scale"),
+        lambda settings: settings["residual"] == "sequential" and not has_states(settings),
+    ),
     **dict.fromkeys(("sliding_window", "attn_logit_softcapping", "attention_sinks"), _has_plain_scores),
-    "decoder_norm_placement": _have_one_kind,
+    "decoder_norm_placement": lambda settings: (
+        (settings["norm_placement"] == "post") == (settings["decoder_norm_placement"] == "post")
+    ),
     "residual": lambda settings: settings["norm_placement"] == "pre",
     "final_norm": lambda settings: settings["norm_placement"] != "post",
     "norm_weight": lambda settings: settings["norm_type"] in _FACTORS.get(settings["norm_weight"], ()),

@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from transformers import PretrainedConfig
 
+from ..files.tokenizers import has_tokenizer
 from ..model.release import VERSION
 from .repo_code import ABOUT_THE_FILE, MODEL, code_files, full_auto_map
 
@@ -27,7 +28,6 @@ TASKS = {
     "Model": "feature-extraction",
 }
 
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model", "source.spm")
 WITHOUT = "import torch\nfrom transformers import "
 
 
@@ -59,7 +59,7 @@ def write_card(
     classes = full_auto_map(config).items()
     auto_class = next((auto for auto, code in classes if code.endswith(f".{architecture}")), "AutoModel")
     task = next((tag for ending, tag in TASKS.items() if architecture.endswith(ending)), "feature-extraction")
-    reads = any((Path(folder) / name).exists() for name in TOKENIZERS)
+    reads = has_tokenizer(Path(folder))
     generation = _generation(Path(folder))
     text = resources.files("blockformer.model_cards").joinpath("template.md").read_text(encoding="utf-8")
     card = Template(text).substitute(

@@ -47,7 +47,7 @@ OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
 
 The field that says so, or several, and its values, of a list one of them; where none are listed, all that are true.
 """
-_IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
+IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What a repo's code may import besides the standard library: it is there wherever the repo can be loaded at all."""
 
@@ -87,7 +87,7 @@ def code_files(config: PretrainedConfig) -> dict[str, Path]:
 
 def left_out(config: PretrainedConfig) -> set[str]:
     """The parts in `OPTIONAL` that neither a config nor a block of it needs."""
-    needed = {name for block in blocks_of(config) for name in _IMPORT.findall(block.source.decode())}
+    needed = {name for block in blocks_of(config) for name in IMPORT.findall(block.source.decode())}
     for name, (fields, values) in OPTIONAL.items():
         if any(is_set(vars(config), field, values) for field in ([fields] if isinstance(fields, str) else fields)):
             needed.add(name)

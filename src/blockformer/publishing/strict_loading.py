@@ -32,7 +32,7 @@ from ..files.errors import ConversionError
 from ..files.json_files import strict_json
 from ..files.names import of_a_wrapper
 from ..files.quantized import without_empty
-from ..files.regular import LFS_POINTER
+from ..files.regular import refuse_pointer
 from ..model.awq_linear import QuantizedLinear
 from ..model.axes import BLOCKS
 from ..model.configuration_blockformer import BlockformerConfig
@@ -135,15 +135,19 @@ def _config_of(cls, source, options):
     config = options.get("config")
     if isinstance(config, BlockformerConfig):
         return config
+    return cls.config_class.from_pretrained(source if config is None else config, **_in_the_cache(options))
+
+
+def _in_the_cache(options) -> dict[str, Any]:
+    """The options that find a file which has been loaded, where it is."""
     hub = {name: options[name] for name in ("cache_dir", "revision", "subfolder") if options.get(name)}
-    return cls.config_class.from_pretrained(source if config is None else config, local_files_only=True, **hub)
+    return {"local_files_only": True, **hub}
 
 
 def _read_json_file(usual, cls, json_file):
     with open(json_file, encoding="utf-8") as file:
         text = file.read()
-    if text.startswith(LFS_POINTER.decode()):
-        raise ValueError(f"{json_file}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    refuse_pointer(text.encode(), json_file)
     return parse_config_json(text, str(json_file))
 
 
@@ -220,17 +224,16 @@ def _check_shapes(source, mismatched) -> None:
 def _dtypes_on_disk(source, options) -> dict[str, torch.dtype]:
     """name -> dtype, for each tensor of the files that were loaded."""
     variant = f".{options['variant']}" if options.get("variant") else ""
-    hub = {name: options[name] for name in ("cache_dir", "revision", "subfolder") if options.get(name)}
     formats = {True: SAFE, False: PICKLED, None: SAFE + PICKLED}[options.get("use_safetensors")]
     for name in formats:  # in the library's order
         stem, _, ending = name.rpartition(".")
         try:
-            path = cached_file(source, f"{stem}{variant}.{ending}", local_files_only=True, **hub)
+            path = cached_file(source, f"{stem}{variant}.{ending}", **_in_the_cache(options))
         except OSError:  # not there, or of another format
             continue
         files = [path]
         if ending == "json":
-            files, _ = get_checkpoint_shard_files(source, path, local_files_only=True, **hub)
+            files, _ = get_checkpoint_shard_files(source, path, **_in_the_cache(options))
         read = _dtypes_in_safetensors if name in SAFE else _dtypes_in_pickle
         return {name: kind for file in files for name, kind in read(file).items()}
     return {}

@@ -81,15 +81,8 @@ def push_to_hub(
         model.save_pretrained(folder, max_shard_size=max_shard_size)
         _write_card(model, Path(folder), repo_id, token, [tags] if isinstance(tags, str) else tags)
         check_whole(Path(folder))
-        return _commit(
-            _files_in(Path(folder)),
-            repo_id,
-            token=token,
-            commit_message=commit_message,
-            commit_description=commit_description,
-            revision=revision,
-            create_pr=create_pr,
-        )
+        words = {"commit_message": commit_message, "commit_description": commit_description}
+        return _commit(_files_in(Path(folder)), repo_id, token, revision=revision, create_pr=create_pr, **words)
 
 
 def save_pretrained(
@@ -117,7 +110,7 @@ def save_pretrained(
             repo_id = HfApi(token=token).create_repo(name, private=hub.pop("private", None), exist_ok=True).repo_id
             _write_card(model, folder, repo_id, token)
             written = {name: file for name, file in _files_in(folder).items() if before.get(name) != file}
-            _commit(written, repo_id, token=token, **hub)
+            _commit(written, repo_id, token, **hub)
 
 
 @contextmanager
@@ -161,8 +154,8 @@ def _write_card(
 def _commit(
     files: dict[str, tuple[Path, int]],
     repo_id: str,
-    *,
     token: bool | str | None,
+    *,
     commit_message: str | None = None,
     commit_description: str | None = None,
     revision: str | None = None,

@@ -4,14 +4,15 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
+from ..files.checkpoint import Checkpoint
 from ..files.earlier_names import NOT_RESUMED, are_earlier
+from ..files.errors import CheckpointError
 from ..model.pretrained_model import WeightsError, listed
 from ..model_classes import MODELS
 
@@ -71,10 +72,11 @@ def _problem_of_state(folder: Path, step: int) -> str | None:
 
 def _check_names(folder: Path) -> None:
     """Refuse whole weights of one of our classes whose names are not those of the class today."""
-    names = _names_of_weights(folder)
-    if not names or not (folder / "config.json").exists():
+    try:
+        with Checkpoint(folder) as checkpoint:
+            names, config = {info.name for info in checkpoint.tensors.values()}, checkpoint.config
+    except CheckpointError:
         return  # adapters, or shards of FSDP or DeepSpeed, which are matched strictly
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = str((config.get("architectures") or [None])[0])
     model_class = MODELS.get(architecture)
     if model_class is None:
@@ -86,20 +88,6 @@ def _check_names(folder: Path) -> None:
         if are_earlier(names):
             what = f"{folder}: its weights have names from before Blockformer 0.1"
         raise WeightsError(f"{what}. {NOT_RESUMED}:{listed(missing)}")
-
-
-def _names_of_weights(folder: Path) -> set[str]:
-    """The names in the files of whole weights, in the library's order of files."""
-    for path in (folder / "model.safetensors", folder / "pytorch_model.bin"):
-        if path.suffix == ".safetensors" and path.exists():
-            with safe_open(path, framework="pt") as file:
-                return set(file.keys())
-        if path.exists():
-            return set(torch.load(path, map_location="meta", weights_only=True))
-        index = path.with_name(f"{path.name}.index.json")
-        if index.exists():
-            return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    return set()
 
 
 # What each part of a checkpoint may be called: one process, FSDP, DeepSpeed (which names its folder in "latest").
@@ -128,34 +116,23 @@ def _problem_of_parts(folder: Path) -> str | None:
     return None
 
 
-def _check_json(path: Path) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if path.name.endswith(".index.json"):
-        for shard in set(content["weight_map"].values()):
+def _check_whole(path: Path) -> None:
+    """Raise what the library of its format raises of a damaged file, or of an index whose shards are missing."""
+    if path.suffix == ".json":
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for shard in set(content["weight_map"].values()) if path.name.endswith(".index.json") else ():
             (path.parent / shard).stat()
-
-
-def _check_safetensors(path: Path) -> None:
-    with safe_open(path, framework="pt"):
-        pass
-
-
-def _check_zip(path: Path) -> None:
-    with zipfile.ZipFile(path):
-        pass
-
-
-_CHECKS: dict[str, Callable[[Path], None]] = {
-    ".json": _check_json,
-    ".safetensors": _check_safetensors,
-    **dict.fromkeys((".pt", ".pth", ".bin"), _check_zip),
-}
+    elif path.suffix == ".safetensors":
+        with safe_open(path, framework="pt"):
+            pass
+    elif path.suffix in (".pt", ".pth", ".bin"):
+        zipfile.ZipFile(path).close()
 
 
 def _problem_of_files(folder: Path) -> str | None:
     for path in sorted(folder.rglob("*")):
         try:
-            _CHECKS.get(path.suffix, lambda _: None)(path)
+            _check_whole(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, zipfile.BadZipFile) as error:
             missing = isinstance(error, FileNotFoundError)
             return f"{path.relative_to(folder)} {'lacks a shard' if missing else 'is damaged'}"

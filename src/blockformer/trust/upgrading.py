@@ -26,13 +26,11 @@ from ..model.configuration_blockformer import BlockformerConfig
 from ..model.release import FORMAT, STAMP, VERSION
 from ..model_classes import CONFIGS
 from ..publishing.model_card import with_code_of
-from ..publishing.repo_code import EXTRA_CODE, code_files, copy_code
+from ..publishing.repo_code import EXTRA_CODE, IMPORT, code_files, copy_code
 from ..publishing.signing import SIGNATURE
 from ..publishing.write_repo import RepoReport, write_repo
 from .manifest import is_later
 from .verification import Verification, verify
-
-IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
 
 
 def upgrade(repo: str | PathLike[str]) -> Verification:

@@ -39,6 +39,7 @@ from ..model.blocks import ENTRY, entry
 from ..model.release import STAMP, VERSION
 from ..model_classes import CONFIGS, MODELS
 from ..publishing.repo_code import MODEL
+from ..publishing.signing import check_signature
 from .manifest import Manifest, is_later, manifest_of
 
 PUBLIC = frozenset([*MODELS, *(each.__name__ for each in CONFIGS.values())])
@@ -123,12 +124,11 @@ def verify(
     folder = folder_of(repo, revision) or _download(os.fspath(repo), {"revision": revision, **reading})
     found = Verification(os.fspath(repo))
     names = _check_files(folder, found)
-    config = _read(folder / "config.json") if "config.json" in names else None
+    config, problem = _config(folder, names)
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(config, dict) or str(model_type) not in CONFIGS:
         what = "no config.json" if config is None else f"model_type {shown(model_type)}"
-        if config is None and (other := _without_config(folder)):
-            what += f" ({other})"
+        what += f" ({problem})" if problem else ""
         raise ConversionError(f"{repo}: {what}, so this is not a repo of Blockformer; verify checks no others")
     kind = CONFIGS[str(model_type)]
     _check_code(folder, names, config, kind, found)
@@ -137,8 +137,6 @@ def verify(
     _check_settings(folder, names, kind, found)
     _check_weights(folder, config, found)
     if key is not None:
-        from ..publishing.signing import check_signature
-
         for problem in check_signature(folder, key):
             found.add("signature", problem)
     return found
@@ -374,19 +372,11 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
             found.add("weights", f"{key} is {info.dtype}, where the model has {wanted.dtype}")
 
 
-def _without_config(folder: Path) -> str | None:
-    """What a folder is, whose `config.json` is missing or damaged."""
-    if not (folder / "config.json").is_file():
-        return what_it_is(folder)
+def _config(folder: Path, names: Collection[str]) -> tuple[Any, str | None]:
+    """The content of `config.json`; or None, and what the folder or the file is instead."""
+    if "config.json" not in names:
+        return None, what_it_is(folder)
     try:
-        read_json_value(folder / "config.json")
+        return read_json_value(folder / "config.json"), None
     except CheckpointError as error:
-        return str(error)
-    return None
-
-
-def _read(path: Path) -> Any:
-    try:
-        return read_json_value(path)
-    except CheckpointError:
-        return None
+        return None, str(error)
