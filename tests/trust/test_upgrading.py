@@ -85,7 +85,7 @@ def test_a_repo_of_the_museum_is_upgraded_with_its_code_and_its_names(earliest, 
     logits = expected.pop("logits")
     with torch.no_grad():
         found = cls.from_pretrained(home).eval()(**expected).logits
-    torch.testing.assert_close(found, logits, rtol=0, atol=1e-6 * logits.abs().max().item())
+    torch.testing.assert_close(found, logits, rtol=0, atol=1e-5 * logits.abs().max().item())
 
 
 def test_pickles_with_names_of_before_are_not_upgraded(tmp_path):
