@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from int8 import BATCH, _texts, _tokenizer, _vectors, same_neighbours
@@ -26,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 import blockformer
 from blockformer.demo.search import encoder_folder
@@ -146,14 +146,14 @@ class Rounded(nn.Module):
         return found.unflatten(0, states.shape[:-1])
 
 
-def in_8_bits(model: PreTrainedModel, names: tuple[str, ...], operator: Callable) -> PreTrainedModel:
-    """A prepared copy whose linear layers with one of these words in their names are rounded."""
+def in_8_bits(model: nn.Module, names: tuple[str, ...], operator: Callable) -> Any:
+    """A copy whose linear layers with one of these words in their names are rounded."""
     model = copy.deepcopy(model)
     for path, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear) and ".layers." in f".{path}" and any(name in path for name in names):
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, Rounded(layer, operator))
-    return model.prepare_for_inference()
+    return model
 
 
 def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -261,7 +261,7 @@ def main(command_line=None) -> None:
         for layers, words in CHOICES.items():
             if layers == "all layers" or (layers, bits_of(name)) in enough:
                 tried[f"{layers} by {name}"] = (layers, bits_of(name)) in enough
-                models[f"{layers} by {name}"] = in_8_bits(model, words, OPERATORS[name])
+                models[f"{layers} by {name}"] = in_8_bits(model, words, OPERATORS[name]).prepare_for_inference()
     table = Table("way", *works, title="the encoder, CPU milliseconds (of the better plain one)")
     rows: dict[str, list[float]] = {name: [] for name in models}
     for inputs in works.values():

@@ -274,7 +274,7 @@ def test_an_unknown_word_about_the_source_is_refused(tmp_path, form, word):
     record = json.loads((tmp_path / "ours/conversion.json").read_text())
     assert record["form"]["traits"] == []
     (tmp_path / "ours/conversion.json").write_text(json.dumps({**record, "form": {**record["form"], **form}}))
-    with pytest.raises(ConversionError, match=rf"conversion\.json: form: '{word}' says nothing .* of qwen3"):
+    with pytest.raises(ConversionError, match=rf"conversion\.json: form: '{word}' means nothing .* of qwen3"):
         convert(tmp_path / "ours", tmp_path / "back", to_official=True, verify=False)
     assert not (tmp_path / "back").exists()
 
@@ -293,7 +293,7 @@ def test_the_record_has_a_version_and_those_without_one_are_read(tmp_path):
     convert(tmp_path / "ours", tmp_path / "back", to_official=True, verify=False)
     assert stored(tmp_path / "back") == stored(tmp_path / "official")
     path.write_text(json.dumps({**record, "form": {**old["form"], "traits": ["4 bits"]}}))
-    with pytest.raises(ConversionError, match="form: '4 bits' says nothing"):
+    with pytest.raises(ConversionError, match="form: '4 bits' means nothing"):
         convert(tmp_path / "ours", tmp_path / "again", to_official=True, verify=False)
 
 
