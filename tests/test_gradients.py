@@ -33,9 +33,8 @@ def labels_of(name, ids):
     return {"labels": rows if per_row else ids}
 
 
-@pytest.mark.parametrize("checkpointing", [None, True, False], ids=["whole", "reentrant", "not reentrant"])
-@pytest.mark.parametrize(("preset", "name"), HEADS)
-def test_every_parameter_of_every_head_has_a_gradient(preset, name, checkpointing):
+def model_and_inputs(preset, name):
+    """A small model of a preset, by the name of its class, and what it reads and learns from."""
     torch.manual_seed(0)
     config = blockformer.preset(
         preset,
@@ -43,12 +42,19 @@ def test_every_parameter_of_every_head_has_a_gradient(preset, name, checkpointin
         **DENSE.get(preset, {}),
         **({"decoder_start_token_id": 1} if preset in ("marian", "bart") else {}),
     )
-    model = getattr(blockformer, name)(config).train()
-    if checkpointing is not None:
-        model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
     ids = token_ids(4, 10)
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **labels_of(name, ids)}
     if name.endswith("MultipleChoice"):
         given = {"input_ids": ids.view(2, 2, 10), "labels": torch.tensor([0, 1])}
+    return getattr(blockformer, name)(config), given
+
+
+@pytest.mark.parametrize("checkpointing", [None, True, False], ids=["whole", "reentrant", "not reentrant"])
+@pytest.mark.parametrize(("preset", "name"), HEADS)
+def test_every_parameter_of_every_head_has_a_gradient(preset, name, checkpointing):
+    model, given = model_and_inputs(preset, name)
+    model.train()
+    if checkpointing is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
     model(**given).loss.backward()
     assert [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None] == []

@@ -13,6 +13,7 @@ import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 from fork_server import PROGRAMS
 from pairs import VOCAB, assert_close, config, left_padded, model, official_copy, pair, token_ids, train
+from test_gradients import HEADS, model_and_inputs
 from transformers import AutoModelForCausalLM, pipeline
 
 import blockformer
@@ -120,6 +121,19 @@ def test_outputs_as_a_tuple():
     with torch.no_grad():
         out, their_out = ours(ids, use_cache=False, **asked), theirs(ids, use_cache=False, **asked)
     assert_close(out, their_out)
+
+
+@pytest.mark.parametrize(("preset", "name"), HEADS)
+def test_outputs_as_a_tuple_because_the_config_says_so(preset, name):
+    """As `from_pretrained(..., return_dict=False)` says it, for `torch.jit.trace`."""
+    a_model, given = model_and_inputs(preset, name)
+    a_model.eval()
+    with torch.no_grad():
+        wanted = a_model(**given, return_dict=True)
+        a_model.config.return_dict = False
+        out = a_model(**given)
+    assert type(out) is tuple
+    assert_close(out[:2], wanted.to_tuple()[:2])
 
 
 def test_self_and_cross_attentions_are_recorded_apart():

@@ -232,6 +232,22 @@ def test_label_smoothing_is_refused_where_it_means_nothing(topology, task, setti
         ours(ids, **given, label_smoothing=0.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [(name, "right") for name in OFFICIAL if name not in BY_MASK]
+    + [("Qwen3ForCausalLM", "left"), ("GPT2LMHeadModel", "left")],
+)
+def test_what_embeddings_learn_from_padding(name, side, pairs_of):
+    """In most official classes the padding token's own learns nothing, and counts in no norm of gradients."""
+    batch, gradients = batch_for(name, side), []
+    if side == "left":
+        batch["position_ids"] = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    for model in pairs_of(name):
+        model(**batch).loss.backward()
+        gradients.append(model.get_input_embeddings().weight.grad)
+    assert_close(*gradients)
+
+
 def test_gradients_of_labels_on_padding(pairs_of):
     ours, theirs = pairs_of("BertForMaskedLM")
     batch, gradients = batch_for("BertForMaskedLM"), []

@@ -265,6 +265,7 @@ class ArticleFamily(Family):
             structure=structure,
             fresh=fresh,
             oracle=Oracle(not_runnable=lambda family, config: f"{model} is an article's own code, which is never run"),
+            pad_token_learns=True,
             extra_code=extra_code,
         )
 

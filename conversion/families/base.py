@@ -17,10 +17,10 @@ from .head import Head
 from .names import Names
 from .oracle import Oracle
 from .preset import Preset
-from .settings import Settings
+from .settings import Settings, of_padding
 
 NOT_COMPUTED = frozenset(
-    ("blocks", "other_entries", "use_cache", "initializer_range", "classifier_dropout", "nextn_loss_weight")
+    "blocks other_entries use_cache initializer_range classifier_dropout nextn_loss_weight pad_token_learns".split()
 )
 """Our fields that need not come back: nothing that a trained model computes depends on them."""
 OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))
@@ -45,6 +45,7 @@ class Family:
         fresh: what a fresh model has beyond its structure; None: the family has no preset.
         oracle: how the official class is run; None: as for all families of these names.
         model_type: the official one, if that is not the name.
+        pad_token_learns: whether the official class trains the embedding of padding.
         extra_code: code that a converted repo carries in addition to the model's: its path in the repo -> ours.
     """
 
@@ -63,6 +64,7 @@ class Family:
         fresh: Mapping[str, Any] | None = None,
         oracle: Oracle | None = None,
         model_type: str = "",
+        pad_token_learns: bool = False,
         extra_code: Mapping[str, Path] | None = None,
     ):
         self.name, self.model_type = name, model_type or name
@@ -78,11 +80,13 @@ class Family:
             heads=self.heads,
             structure=structure,
             low_bits=names.low_bits,
+            pad_token_learns=pad_token_learns,
             usual=names.usual_fields if settings.usual is None else settings.usual,
         )
         self.names = replace(names, family=name, heads=self.heads, settings=self.settings)
         self.oracle = names.oracle if oracle is None else oracle
-        self.preset = None if fresh is None else Preset(names.topology, {**structure, **fresh})
+        learns = of_padding(names.topology, pad_token_learns)
+        self.preset = None if fresh is None else Preset(names.topology, {**structure, **learns, **fresh})
         self.extra_code = dict(extra_code or {})
 
     def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:

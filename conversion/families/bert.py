@@ -74,7 +74,7 @@ LANGUAGE_MODEL = LanguageModelNames(
     copy="cls.predictions.decoder.bias",
 )
 
-PRESETS = {"bert-decoder": Preset("decoder", {**STRUCTURE, **FRESH})}
+PRESETS = {"bert-decoder": Preset("decoder", {**STRUCTURE, "pad_token_learns": False, **FRESH})}
 BERT = Family(
     "bert",
     "BertConfig",

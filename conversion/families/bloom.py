@@ -44,4 +44,5 @@ FAMILY = Family(
         contradictions=exact_slices,
         without_effect=["max_position_embeddings"],
     ),
+    pad_token_learns=True,
 )

@@ -102,4 +102,5 @@ FAMILY = Family(
         fields={"ffn_hidden_size": "intermediate_size", "bias": ALL_BIASES},
         computed=[Computed(read_architecture, write_architecture)],
     ),
+    pad_token_learns=True,
 )

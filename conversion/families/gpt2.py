@@ -180,4 +180,5 @@ FAMILY = Family(
         not_none=["initializer_range"],
     ),
     oracle=Oracle(not_runnable=lambda family, config: NOT_PRUNED if config.pruned_heads else None),
+    pad_token_learns=True,
 )

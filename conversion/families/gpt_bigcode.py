@@ -46,4 +46,5 @@ FAMILY = Family(
         rope=None,
         computed=[InnerSize("n_inner"), KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
     ),
+    pad_token_learns=True,
 )

@@ -62,4 +62,5 @@ FAMILY = Family(
         computed=[InnerSize("intermediate_size"), Computed(read_layers, write_layers)],
         reads_whole=False,
     ),
+    pad_token_learns=True,
 )

@@ -56,6 +56,7 @@ FAMILY = Family(
         rope=Rope(by_part=True),
         computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],
     ),
+    pad_token_learns=True,
 )
 
 

@@ -56,6 +56,7 @@ GPTJ = Family(
         **NAMES,
     ),
     settings=SETTINGS,
+    pad_token_learns=True,
 )
 CODEGEN = Family(
     "codegen",
@@ -69,4 +70,5 @@ CODEGEN = Family(
         **NAMES,
     ),
     settings=SETTINGS,
+    pad_token_learns=True,
 )

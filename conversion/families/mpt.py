@@ -87,4 +87,5 @@ FAMILY = Family(
             "expansion_ratio": (4,),
         },
     ),
+    pad_token_learns=True,
 )

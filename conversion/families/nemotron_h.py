@@ -187,4 +187,5 @@ FAMILY = Family(
         window=Turns(),
         reads_whole=False,
     ),
+    pad_token_learns=True,
 )

@@ -39,6 +39,11 @@ ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
 """Entries of a config file on its origin, not on the model."""
 
 
+def of_padding(topology: str, learns: bool) -> dict[str, bool]:
+    """Our setting for the embedding of padding, which an official class trains or not, where our default differs."""
+    return {"pad_token_learns": learns} if learns == topology.endswith("encoder") else {}
+
+
 @dataclass(kw_only=True, eq=False)
 class Settings:
     """The settings of a family: how an official config says them and how ours does.
@@ -60,8 +65,9 @@ class Settings:
         not_none: our fields that the family cannot express as None.
         without_effect: our fields that change nothing in its models, so that they need not come back.
         former: what earlier releases called settings.
-        family, model_type, config_class, heads, structure: the family enters its own: its name, the official
-            `model_type`, the name of the official configuration class, its heads, its structure.
+        family, model_type, config_class, heads, structure, pad_token_learns: the family enters its own: its name, the
+            official `model_type`, the name of the official configuration class, its heads, its structure, and whether
+            the official class trains the embedding of padding.
         low_bits: whether linear layers may keep 4-bit weights, which the names say.
     """
 
@@ -82,6 +88,7 @@ class Settings:
     heads: Sequence[Head] = ()
     structure: Mapping[str, Any] = field(default_factory=dict)
     low_bits: bool = False
+    pad_token_learns: bool = False
 
     always_unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
@@ -186,7 +193,8 @@ class Settings:
         if lines := [*lines_on(bad, plain, defaults), *unequal]:
             raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
         seen = Official(config, official, variant, head)
-        settings = {**self.constant, "architectures": [head.ours], **settings}
+        learns = of_padding(head.config_class.model_type, self.pad_token_learns)
+        settings = {**self.constant, **learns, "architectures": [head.ours], **settings}
         for value in self.values:
             settings.update(value.read(seen))
         settings.update(common_entries(config, self.defaults.num_labels))

@@ -267,6 +267,7 @@ T5 = Family(
     fresh={**FRESH, "gated_mlp": False, "hidden_act": "relu", "tie_word_embeddings": True, "logit_scale": by_width},
     names=T5Names(),
     settings=t5_settings(),
+    pad_token_learns=True,
 )
 MT5 = Family(
     "mt5",
@@ -280,6 +281,7 @@ MT5 = Family(
     fresh=MT5_FRESH,
     names=T5Names(),
     settings=t5_settings(scales=False),
+    pad_token_learns=True,
 )
 UMT5 = Family(
     "umt5",
@@ -293,4 +295,5 @@ UMT5 = Family(
     fresh={**MT5_FRESH, "logit_scale": by_width},
     names=T5Names(),
     settings=t5_settings(scales=True),
+    pad_token_learns=True,
 )

@@ -98,6 +98,13 @@ def model_of(row, usual, head=None, **more):
     return model
 
 
+def assert_trains_padding_as(folder, theirs):
+    """In the model of a folder, the embedding of padding learns as in the official one."""
+    with torch.device("meta"):
+        ours = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
+    assert ours.get_input_embeddings().padding_idx == theirs.get_input_embeddings().padding_idx
+
+
 def assert_there_and_back(folder, row, theirs, computed=()):
     """Convert a model and back, with and without a memory of its source, bit for bit; gives the folder of ours.
 
@@ -110,6 +117,7 @@ def assert_there_and_back(folder, row, theirs, computed=()):
     assert len(list(src.glob("*.safetensors"))) > row.shards
     report = there_and_back(folder, verify="full")
     assert report.family == row.family
+    assert_trains_padding_as(dst, theirs)
     assert_loads_as(back, theirs)
     (dst / "conversion.json").unlink()
     assert_verified(convert(dst, folder / "fresh", to_official=True, family=row.family, verify="quick"))

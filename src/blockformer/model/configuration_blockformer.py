@@ -107,6 +107,7 @@ class BlockformerConfig(
     initializer_range: float | None = axis(
         0.02, "a positive number", "training", "deviation of fresh weights; None: 1/sqrt(inputs), 1 for embeddings"
     )
+    pad_token_learns: bool | None = flag(None, "training", "the embedding of padding learns; None: not in an encoder")
     blocks: dict | None = axis(None, "a dict", "use", "files of blocks from outside, with their SHA-256; filled in")
     other_entries: list | None = axis(None, "a list of names", "use", "entries that other libraries read; filled in")
     use_cache: bool = flag(True, "use", "a decoder returns its keys and values")

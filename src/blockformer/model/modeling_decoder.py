@@ -124,8 +124,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         source = {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
         targets = shifted(labels) if shift_labels is None and labels is not None else shift_labels
-        if are_on_padding(targets, attention_mask):
-            inputs |= {"reads_padding": True}
+        inputs |= {"reads_padding": are_on_padding(targets, attention_mask), "return_dict": True}
         outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         given = (targets, num_items_in_batch, return_logits, label_smoothing)

@@ -141,7 +141,7 @@ class MaskedTokens(LanguageModelHead, BlockformerEncoderPreTrainedModel):
         """The model's inputs by name, and labels int [B, T] or None -> its outputs, logits [B, T, V], loss or None."""
         if are_on_padding(labels, inputs["attention_mask"]):
             inputs = inputs | {"reads_padding": True}
-        outputs = self.model(**inputs, **kwargs)
+        outputs = self.model(**inputs, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
         return outputs, *self.logits_and_loss(states, labels, num_items_in_batch, return_logits, label_smoothing)
 
@@ -326,7 +326,7 @@ class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrain
             None if tensor is None else tensor.flatten(0, 1)
             for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, task_type_ids)
         )
-        outputs = self.model(ids, mask, *others, **kwargs)
+        outputs = self.model(ids, mask, *others, return_dict=True, **kwargs)
         summary = self.summarise(outputs, ids, mask)  # [B * choices, C]
         logits = self.score(self.dropout(self.before_classifier(summary))).view(-1, choices)
         loss = None

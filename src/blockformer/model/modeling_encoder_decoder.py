@@ -287,7 +287,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
             decoder_input_ids = self.shift_right(labels)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         rest = (past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache, decoder_position_ids)
-        outputs = self.model(*inputs, *rest, **kwargs)
+        outputs = self.model(*inputs, *rest, return_dict=True, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], labels, num_items_in_batch, return_logits, label_smoothing
@@ -340,7 +340,7 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
-        outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
+        outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
         states = states_at(states, _last_ends(self.config, input_ids, attention_mask, states.shape[:2]))
         logits = self.score(self.dropout(torch.tanh(self.dense(self.dropout(states)))))
@@ -377,7 +377,7 @@ class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPre
         kwargs.pop("num_items_in_batch", None)
         refuse_smoothing(kwargs.pop("label_smoothing", 0.0), "a span's are two positions")
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
-        outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
+        outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, return_dict=True, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = span_loss(start_logits, end_logits, start_positions, end_positions)
         return Seq2SeqQuestionAnsweringModelOutput(

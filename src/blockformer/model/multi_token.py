@@ -100,7 +100,7 @@ class MultiTokenLayer(nn.Module):
             if getattr(self.decoder.config, name, None) != (value := getattr(self.config, name, None)):
                 setattr(self.decoder.config, name, value)
         both = torch.cat((self.embedding_norm(token_vectors), self.state_norm(hidden_states)), dim=-1)
-        states = self.decoder(inputs_embeds=self.projection(both), **named).last_hidden_state
+        states = self.decoder(inputs_embeds=self.projection(both), return_dict=True, **named).last_hidden_state
         return states if final_norm is None else final_norm(states)
 
 

@@ -40,9 +40,9 @@ class Stack(BlockformerPreTrainedModel):
         self.is_causal, self.has_cross_attention = is_causal, has_cross_attention
         self.embedding_scale, self.dropout = config.embedding_scale, config.hidden_dropout
 
-        # Padding teaches an encoder's embeddings nothing, even where a head reads its states (BERT).
-        is_encoder = not (config.is_decoder or config.is_encoder_decoder)
-        padding_idx = config.pad_token_id if is_encoder else None
+        # In most official classes, padding teaches the embeddings nothing, even where a head reads its states.
+        usual, learns = config.is_decoder or config.is_encoder_decoder, config.pad_token_learns
+        padding_idx = None if (usual if learns is None else learns) else config.pad_token_id
         num_layers, vocab_size = config.stack_sizes(is_decoder=is_causal)
         width = config.embedding_size
         self.embed_tokens = nn.Embedding(vocab_size, config.token_size, padding_idx)

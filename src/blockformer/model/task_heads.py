@@ -60,7 +60,7 @@ class Classification(Classifier):
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         if self.reads_padding(inputs, labels):
             inputs |= {"reads_padding": True}
-        outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
+        outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, return_dict=True, **kwargs)
         logits, loss = self.logits_of(outputs, input_ids, attention_mask), None
         if labels is not None:
             loss = self.loss_of(logits, labels, attention_mask, num_items_in_batch, label_smoothing)
@@ -145,7 +145,7 @@ class QuestionAnswering(Classifier):
         inputs: dict = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         inputs |= {"reads_padding": True}
-        outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
+        outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, return_dict=True, **kwargs)
         states = self.before_classifier(outputs.last_hidden_state)
         start_logits, end_logits = self.qa_outputs(states).unbind(-1)
         loss = span_loss(start_logits, end_logits, start_positions, end_positions)
