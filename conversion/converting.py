@@ -35,7 +35,7 @@ from .options import sorted_options
 from .origin import ORIGIN
 from .other_entries import note_on_unused
 from .plan import Plan, parse_dtype, plan_out
-from .remedies import plan_official
+from .remedies import plan_or_refer
 from .report import ConversionReport
 from .rules.groups import targets_of
 from .sentence_options import translated
@@ -122,7 +122,7 @@ def convert(
             plan = plan_out(checkpoint, family, cast)
             plan = plan if text is None else plan_into(plan, checkpoint, text)
         else:
-            plan = plan_official(checkpoint, family, cast, dequantize is not None)
+            plan = plan_or_refer(checkpoint, family, cast, dequantize is not None)
         report.source, report.family = place.title(src), plan.family.name
         report.notes += [
             *notes,
@@ -264,7 +264,7 @@ def from_official(
         if is_ours(entries):
             return load_ours(place, entries, cast, fields, **loading)
     with opened(place) as (checkpoint, notes):
-        plan = plan_official(checkpoint, family, cast)
+        plan = plan_or_refer(checkpoint, family, cast)
         target = with_fields(plan.target_config, fields)
         notes += [*plan.notes, *dtype_note(target, plan.dtype)]
         notes += plan.family.settings.unused_note(checkpoint.config, only_misspelt=True)

@@ -35,7 +35,7 @@ from .model_tensors import expected_tensors
 from .official import official_loader, rounded
 from .origin import BEFORE
 from .plan import Plan, architecture_of, our_config, parse_dtype
-from .remedies import plan_official
+from .remedies import plan_or_refer
 from .report import ConversionReport
 from .rules.groups import Group, targets_of
 from .search_texts import batches, tokens_of
@@ -183,7 +183,7 @@ class _Decoder:
 
 def _decoder(checkpoint: Checkpoint, family: str | None, cast: torch.dtype | None) -> _Decoder:
     if not is_ours(checkpoint.config):
-        plan = plan_official(checkpoint, family, cast)
+        plan = plan_or_refer(checkpoint, family, cast)
         plan.target_config.architectures = [plan.target_class.__name__]
         return _Decoder(plan.target_config, plan.config_json, plan.groups, plan.tied, plan)
     if cast is not None:

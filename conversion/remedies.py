@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,9 @@ from .plan import Plan, plan_in
 
 HEADS = ("num_key_value_heads", "head_dim", "num_attention_heads", "d_kv")
 """Entries of `config.json` that are lengths of tensors only as factors."""
+
+USUAL_LABELS = 2
+"""The number of labels where nobody says it."""
 
 
 def plan_official(
@@ -52,6 +55,41 @@ def plan_official(
         raise
 
 
+def plan_or_refer(
+    checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantize: bool = False
+) -> Plan:
+    """See `plan_official`; the error of tensors that do not fit ends with what their shapes show, or who says more."""
+    try:
+        return plan_official(checkpoint, family_name, cast, dequantize)
+    except MisfitError as error:
+        if error.fits:
+            raise
+        reason = of_shapes(error.shapes) or f"`blockformer doctor {checkpoint.folder}` says more"
+        raise MisfitError(f"{error}\n{reason[0].upper()}{reason[1:]}.", error.shapes) from error
+
+
+def of_shapes(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str | None:
+    """What to do about tensors of other shapes than the model's, where these show how they came about; else None.
+
+    Args:
+        pairs: of each tensor its shape, and the one that the model has.
+    """
+    if pairs and all(tuple(have) == tuple(want)[::-1] for have, want in pairs):
+        return "they are transposed: save the weights of nn.Linear, or transpose each with --map NAMES.json of doctor"
+    if len(pairs) > 1 and len(shares := {_share(*pair) for pair in pairs}) == 1 and (count := shares.pop()) > 1:
+        return (
+            f"each is 1/{count} of the model's along one axis, as a process of tensor parallelism has it: gather the "
+            "weights of all of them, and save again"
+        )
+    return None
+
+
+def _share(have: Sequence[int], want: Sequence[int]) -> int:
+    """How many of one shape along one axis make the other; 0 if none do."""
+    axes = [(a, b) for a, b in zip(have, want, strict=False) if a != b]
+    return axes[0][1] // axes[0][0] if len(have) == len(want) and len(axes) == 1 and axes[0][1] % axes[0][0] == 0 else 0
+
+
 def of_composite(plan: Plan, checkpoint: TextCheckpoint) -> Plan:
     """The plan of the text of a composite checkpoint, whose own class is then the one to compare with."""
     text, notes = checkpoint.text, [checkpoint.note, *plan.notes]
@@ -76,7 +114,7 @@ def _changes(checkpoint: Checkpoint, family_name: str | None, error: MisfitError
 def _sizes(official: Mapping[str, Any], error: MisfitError) -> dict[str, int]:
     """Entries of `config.json` -> the sizes of the tensors in place of those that the model would have."""
     labels = official.get("id2label")
-    counts = {"num_labels": len(labels)} if isinstance(labels, Mapping) else {}
+    counts = {"num_labels": len(labels) if isinstance(labels, Mapping) else USUAL_LABELS}
     counts |= {name: value for name, value in official.items() if type(value) is int}
     pairs = {pair for have, want in error.shapes for pair in zip(have, want, strict=False) if pair[0] != pair[1]}
     return {name: have for have, want in sorted(pairs) for name, value in counts.items() if value == want}

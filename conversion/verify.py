@@ -61,13 +61,21 @@ class Measured:
     unit: str = "places"
 
     @property
+    def proves(self) -> bool:
+        """Whether the outputs show anything: they are finite, and not all zero on both sides."""
+        return self.finite and max(self.max_logit, self.max_difference) > 0
+
+    @property
     def passed(self) -> bool:
-        """Whether the two models were seen to agree; False where the outputs were not finite."""
-        return self.finite and self.max_difference <= self.limit
+        """Whether the two models were seen to agree; False where the outputs show nothing."""
+        return self.proves and self.max_difference <= self.limit
 
     def __str__(self) -> str:
         if not self.finite:
             return f"{self.dtype}: the original's outputs are not finite, so nothing could be compared"
+        if not self.proves:
+            why = "most likely its weights were saved without gathering, or downloaded in part"
+            return f"{self.dtype}: the original's outputs are all zero, so nothing could be compared; {why}"
         texts = {None: "", True: ", the same greedy text", False: ", different greedy text"}
         return (
             f"{self.dtype}: largest difference of {self.outputs} at {self.positions} {self.unit} "
@@ -80,7 +88,8 @@ class Measured:
 class Parity:
     """All comparisons of a converted model with its original; empty, with a note, if none was possible.
 
-    A comparison without finite outputs proves nothing: such a conversion is not verified, and does not fail either.
+    A comparison whose outputs are not finite, or all zero, proves nothing: such a conversion is not verified, and does
+    not fail either.
     """
 
     measured: list[Measured] = field(default_factory=list)
@@ -88,20 +97,20 @@ class Parity:
 
     @property
     def passed(self) -> bool:
-        """Whether the models were compared, and agree wherever the original's outputs are finite."""
-        return any(m.finite for m in self.measured) and not self.disagrees
+        """Whether the models were compared, and agree wherever the original's outputs show anything."""
+        return any(m.proves for m in self.measured) and not self.disagrees
 
     @property
     def disagrees(self) -> bool:
         """Whether a comparison failed. Text counts in float32 only: in a smaller dtype, rounding can change a token."""
-        finite = [m for m in self.measured if m.finite]
+        finite = [m for m in self.measured if m.proves]
         wrong_text = any(m.same_text is False and m.dtype in ("float32", "float64") for m in finite)
         return wrong_text or not all(m.passed for m in finite)
 
     @property
     def why_not_verified(self) -> str:
         """Why nothing is known of how the models agree; "" where they were compared."""
-        return "" if any(m.finite for m in self.measured) else str(self) or "nothing was compared"
+        return "" if any(m.proves for m in self.measured) else str(self) or "nothing was compared"
 
     def __str__(self) -> str:
         return "; ".join([*map(str, self.measured), *self.notes])

@@ -128,6 +128,17 @@ class Names(ABC, Generic[HeadKind]):
         own = {name for rule in head.rules for name in tuple_of(rule.source)}
         if head.bare or stack is None or own & found:
             return head
+        other = self.head_by_tensors(official, names)
+        if head.writes_text and not other.bare and other is not head and other.has_tensors_in(names):
+            raise ConversionError(
+                f"config.json: architectures is [{head.official!r}], and the tensors have the head of "
+                f'{other.official}. Write "architectures": ["{other.official}"], and "num_labels", the rows of its head'
+            )
+        if lost := next((name for name in names if name.endswith(f".{self.head_name(head) or chr(0)}")), None):
+            raise ConversionError(
+                f"{shown(lost)} is the head of {head.official}, with something in front of its name: "
+                "blockformer doctor FOLDER says what that is, and --mend NEW takes it out"
+            )
         own = {name for name in own if not name.endswith(".bias")}  # of which there may be none
         weight = self.head_name(head)
         if self.settings.official_config(official).tie_word_embeddings:

@@ -7,6 +7,7 @@ checkpoint is involved.
 
 import copy
 import functools
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -147,7 +148,14 @@ class Settings:
             check_counts(layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
             return self.official_class(**copy.deepcopy(with_floats(settings)))
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            types = settings.get("layer_types")
+            if isinstance(types, list) and type(layers) is int and len(types) != layers:
+                raise ConversionError(
+                    f"config.json: layer_types lists {len(types)} types, and num_hidden_layers is {layers}. Write one "
+                    'type for each layer of the model, or "layer_types": null if they are the usual ones of this family'
+                ) from error
+            reason = " ".join(str(error).split()).partition(". Errors:")[0] or type(error).__name__
+            reason = re.sub(r"^Class validation error for validator '\w+': (\w+: )?", "", reason)
             raise ConversionError(f"config.json: {self.config_class} refuses it: {reason}") from error
 
     @functools.cached_property
@@ -168,7 +176,8 @@ class Settings:
         except ConversionError:
             raise
         except ValueError as error:
-            raise ConversionError(f"config.json: {error}") from error
+            fix = " Write the id that the tokenizer has, or null" if "must be a token from" in str(error) else ""
+            raise ConversionError(f"config.json: {error}{fix}") from error
 
     # From the official settings to ours.
 

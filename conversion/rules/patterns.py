@@ -86,7 +86,8 @@ def nothing_matched(tensors: Iterable[str], sources: list[list[Pattern]]) -> str
         for pattern in patterns:
             for head in heads:
                 if pattern.match(name[len(head) :]) is not None:
-                    return f"{message}; they match without the prefix {shown(head)}: rename them and try again"
+                    fix = "blockformer doctor FOLDER says whose it is, and --mend NEW takes it out"
+                    return f"{message}; they match without the prefix {shown(head)}: {fix}"
             first = pattern.text.partition(".")[0] + "."
             if pattern.match(first + name) is not None:
                 return f"{message}; they match with the prefix {shown(first)}: save the whole model, not its inner part"

@@ -21,6 +21,7 @@ from blockformer.conversion.storage.formats import format_of
 from .declared_fields import axes_of, is_idle
 from .files.checkpoint import Checkpoint
 from .files.config_file import is_ours, read_config
+from .files.containers import what_it_is
 from .files.errors import ConversionError
 from .files.names import has_weights
 from .files.sources import HUB_ID, WEIGHT_CHOICES, Reading, locate
@@ -101,7 +102,9 @@ def summarize(source: str | PathLike[str], **reading: "Unpack[Reading]") -> Summ
     else:
         refuse_given(reading, f"{path}: only a config.json")
     if not path.exists():
-        raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
+        what = what_it_is(path.parent) if path.name == "config.json" and path.parent.is_dir() else None
+        hint = "name a folder, a config.json or a preset" if what is None else what
+        raise ConversionError(f"{path}: no such file; {hint}")
     entries = read_config(path)
     if not isinstance(entries.get("model_type"), str) and path.name == "config.json" and has_weights(path.parent):
         with Checkpoint(path.parent) as checkpoint:  # only its headers, for the family that they fit

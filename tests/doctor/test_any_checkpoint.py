@@ -153,6 +153,24 @@ def test_an_adapter_is_named_and_merged_as_peft_merges_it(tmp_path, source, adap
 
 
 @torch.no_grad()
+def test_modules_that_an_adapter_saves_whole_take_the_place_of_the_base_models(tmp_path, source):
+    model = transformers.AutoModelForCausalLM.from_pretrained(source)
+    model.config.tie_word_embeddings = False
+    whole = ["embed_tokens", "lm_head"]
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=whole))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            torch.nn.init.normal_(parameter.data, std=0.1)
+    model.save_pretrained(tmp_path / "adapter")
+    found = mend(tmp_path / "adapter", tmp_path / "out", source)
+    assert "the adapter has 2 weights in place of the base model's" in sentences(found)
+    merged = model.merge_and_unload().state_dict()
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    for name, each in merged.items():
+        assert_close(ours[name], each, 1e-6)
+
+
+@torch.no_grad()
 def test_an_adapter_among_the_weights_needs_its_scale(tmp_path, source, adapted):
     inside = {name: each.contiguous() for name, each in adapted.state_dict().items()}
     save_file(inside, source / "model.safetensors", {"format": "pt"})

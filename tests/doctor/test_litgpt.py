@@ -222,7 +222,8 @@ def test_what_litgpt_has_no_place_for_is_not_written(tmp_path, family, more, sai
 
 
 def test_a_family_that_litgpt_lacks_is_not_written(tmp_path):
-    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=31, n_positions=16)
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 31, "n_positions": 16}
+    config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "official")
     with pytest.raises(ConversionError, match="litgpt has no model of the family 'gpt2'; it has llama, mistral"):
         write_for(tmp_path / "official", tmp_path / "lit", "litgpt")

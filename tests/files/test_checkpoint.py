@@ -103,7 +103,7 @@ def test_no_folder_no_config_no_weights(tmp_path: Path) -> None:
         Checkpoint(tmp_path / "nowhere")
     refused(tmp_path, r"no config\.json; the folder is empty")
     (tmp_path / "notes.txt").touch()
-    refused(tmp_path, r"config\.json: cannot be opened")
+    refused(tmp_path, r"there are neither a config\.json nor weights; name the folder of a model")
     (tmp_path / "config.json").write_text("{}")
     refused(tmp_path, "no weights")
 

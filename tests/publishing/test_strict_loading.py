@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -86,3 +87,14 @@ def test_integers_under_names_of_before_are_refused(tmp_path):
     torch.save(tensors, old / "pytorch_model.bin")
     with pytest.raises(WeightsError, match="integers in place of"):
         blockformer.BlockformerDecoderForCausalLM.from_pretrained(old)
+
+
+def test_a_folder_of_an_adapter_is_loaded_with_its_base_model(tmp_path, saved):
+    model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(saved)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "config.json").exists()
+    again = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    ids = torch.arange(4, 12)[None]
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, adapted.eval()(ids).logits)

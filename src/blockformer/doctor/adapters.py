@@ -11,6 +11,7 @@ from blockformer.files.errors import ConversionError, shown
 from blockformer.files.names import PEFT
 
 from .any_checkpoint import AnyCheckpoint
+from .finding import WARNING, Finding, counted
 
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -19,12 +20,14 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "alpha_pattern": ({}, None),
     "fan_in_fan_out": (False, None),
     "bias": ("none", None),
-    "modules_to_save": (None, []),
     "lora_bias": (False, None),
     "use_qalora": (False, None),
     "target_parameters": (None, []),
 }
-"""Entries of `adapter_config.json` -> the values with which merging is W + scale B A, and nothing else."""
+"""Entries of `adapter_config.json` -> the values with which merging is W + scale B A, and nothing else.
+
+Weights of `modules_to_save` take the place of the base model's.
+"""
 
 
 class WithAdapter(AnyCheckpoint):
@@ -44,8 +47,10 @@ class WithAdapter(AnyCheckpoint):
         self.findings = [*base.findings, *(each for each in adapter.findings if each.kind != "adapter")]
         lora = {name.removeprefix(PEFT): info for name, info in adapter.tensors.items()}
         self.own = {name: info.name for name, info in lora.items()}
-        if clash := {*lora} & {*base.tensors}:
-            raise ConversionError(f"{adapter.folder}: {shown(min(clash))} is in its base model too")
+        if whole := sorted({*lora} & {*base.tensors}):
+            said = f"the adapter has {counted(len(whole), 'weight')} in place of the base model's ({shown(whole[0])})"
+            fix = "they are taken, as PEFT does with modules_to_save and resized embeddings"
+            self.findings.append(Finding("whole-weights", WARNING, said, fix, True))
         self.tensors = {**base.tensors, **{name: replace(info, name=name) for name, info in lora.items()}}
 
     def member(self, name: str) -> Any:

@@ -140,12 +140,9 @@ def _of_special_tokens(
     """Where the ids of special tokens in `config.json` and in the tokenizer are not the same."""
     findings = []
     by_id = {number: token for token, number in tokens.items()}
-    for kind in SPECIAL:
-        token = settings.get(f"{kind}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        number = tokens.get(token) if isinstance(token, str) else None
-        said = _ids(entries.get(f"{kind}_token_id")) | _ids(generation.get(f"{kind}_token_id"))
-        if number is None or not said or number in said:
+    for kind, (token, number) in _special_tokens(tokens, settings).items():
+        said = ids_in(entries.get(f"{kind}_token_id")) | ids_in(generation.get(f"{kind}_token_id"))
+        if not said or number in said:
             continue
         theirs = ", ".join(f"{each} ({shown(by_id.get(each, 'no token'))})" for each in sorted(said))
         text = (
@@ -172,7 +169,7 @@ def _of_template(folder: Path, tokens: Mapping[str, int], settings: Mapping[str,
 def _of_generation(generation: Mapping[str, Any], rows: int | None, longest: int | None) -> list[Finding]:
     findings = []
     for entry, value in generation.items():
-        beyond = [each for each in _ids(value) if rows is not None and each >= rows] if entry.endswith("_id") else []
+        beyond = [each for each in ids_in(value) if rows is not None and each >= rows] if entry.endswith("_id") else []
         if beyond:
             said = f"{FILE}: {entry} is {beyond[0]}, and the embeddings have {rows} rows"
             findings.append(Finding("generation", ERROR, said, "write the id that the tokenizer has"))
@@ -211,6 +208,25 @@ def moved_tokens(folder: Path, other: Path, title: str) -> list[Finding]:
     return [Finding("tokenizer", NOTE, f"the tokenizer has {new} tokens more than that of {title}")] if new else []
 
 
-def _ids(value: Any) -> set[int]:
+def special_tokens_in(folder: Path) -> dict[str, tuple[str, int]]:
+    """The tokenizer's special tokens with their ids, by their kinds: bos, eos, pad.
+
+    Raises:
+        ConversionError: a file is damaged.
+    """
+    return _special_tokens(tokens_in(folder), _object(folder / "tokenizer_config.json"))
+
+
+def _special_tokens(tokens: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    found = {}
+    for kind in SPECIAL:
+        token = settings.get(f"{kind}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and token in tokens:
+            found[kind] = (token, tokens[token])
+    return found
+
+
+def ids_in(value: Any) -> set[int]:
     """The ids that an entry names: one, several, or none."""
     return {each for each in (value if isinstance(value, list) else [value]) if type(each) is int}

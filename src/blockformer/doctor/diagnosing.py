@@ -135,7 +135,7 @@ def diagnosis_of(
     return result
 
 
-BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread")
+BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread", "layer-types", "token-id")
 """Kinds of errors with which what would be written is not known to be the model."""
 
 

@@ -26,6 +26,7 @@ from blockformer.files.safetensors_io import TensorInfo
 from blockformer.publishing.repo_code import full_auto_map
 
 from .any_checkpoint import AnyCheckpoint, Changed
+from .early_settings import of_tokens, settled
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .fused import split_joined
 from .kin import all_known_beginnings
@@ -109,6 +110,8 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     if not (found.config.get("model_type") or options.family):
         found.findings += of_no_family(names, found.config, checkpoint.folder)
         return found
+    early = settled(found.config, names, options.family)
+    found.config = early.entries
     for _ in range(TRIES):
         findings, changes, fits = _names_and_shapes(found, names, options)
         if not fits:
@@ -117,8 +120,9 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
         found.config |= fits
         found.findings.append(of_fits(before, fits))
         found.changes += [f"config.json: {name} set to {json.dumps(value)}" for name, value in fits.items()]
-    found.findings += findings
-    found.changes += changes
+    found.config |= of_tokens(early, found.config, checkpoint.folder)
+    found.findings += [*early.findings, *findings]
+    found.changes += [*early.changes, *changes]
     return found
 
 
@@ -307,6 +311,10 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
 
     try:
         layouts = layouts_of(entries, todays, read, options.family)
+        if entries.get("architectures") and not {*todays} <= layouts.known:
+            with suppress(ConversionError):
+                shown_ones = layouts_of({**entries, "architectures": None}, todays, read, options.family)
+                layouts = shown_ones if {*todays} <= shown_ones.known else layouts
     except ConversionError as error:
         if not entries.get("architectures") or "architectures" not in str(error):
             raise

@@ -12,7 +12,7 @@ from blockformer.files.errors import ConversionError, shown
 
 from .adapters import WithAdapter
 from .any_checkpoint import AnyCheckpoint
-from .finding import ERROR, Finding
+from .finding import ERROR, Finding, counted
 from .options import Options
 from .weight_files import ADAPTER
 
@@ -59,7 +59,7 @@ def merged(
     if not lora or checkpoint.kind == ADAPTER:
         return groups, [], []
     where = "is not merged" if isinstance(checkpoint, WithAdapter) else "is stored with the weights, not merged"
-    said = f"an adapter of {len(lora)} matrices {where} ({shown(next(iter(lora)))})"
+    said = f"an adapter of {counted(len(lora), 'matrix', 'matrices')} {where} ({shown(next(iter(lora)))})"
     scale = options.lora_scale
     if scale is None:
         fix = "its scale, lora_alpha / r, is not in the weights; say it with --lora-scale"

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from blockformer.conversion.rules.groups import Group
+from blockformer.conversion.remedies import of_shapes
+from blockformer.conversion.rules.groups import Group, Target
 from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.safetensors_io import HasHeader
 
@@ -53,25 +54,20 @@ def wrong_shapes(groups: list[Group], released: Mapping[str, tuple[int, ...]]) -
     verb = "has a shape" if len(wrong) == 1 else "have shapes"
     said = f"{counted(len(wrong), 'tensor')} {verb} that config.json contradicts:{listed(lines, 6)}"
     pairs = [(tuple(each.shape), tuple(released[each.name])) for each in wrong]
-    return [Finding("shapes", ERROR, said, _of_shapes(pairs), names=tuple(t.name for t in wrong))]
+    names = tuple(each.name for each in wrong)
+    return [Finding("shapes", ERROR, said, of_shapes(pairs) or _of_sizes(wrong, released), names=names)]
 
 
-def _of_shapes(pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
-    """What to do about shapes, each with the one that the model has."""
-    if all(have == want[::-1] for have, want in pairs):
-        return "they are transposed: save the weights of nn.Linear, or transpose each with --map NAMES.json"
-    if len(pairs) > 1 and len(shares := {_share(*pair) for pair in pairs}) == 1 and (count := shares.pop()) > 1:
+def _of_sizes(wrong: list[Target], released: Mapping[str, tuple[int, ...]]) -> str:
+    """What to do about shapes that show nothing by themselves."""
+    rows = {each.name.rpartition(".")[0].rpartition(".")[2]: each.shape[0] for each in wrong if len(each.shape) == 2}
+    if len(wrong) == 1 and any(part in name for name in rows for part in ("embed", "wte", "lm_head", "head")):
+        only = next(iter(rows.values()))
         return (
-            f"each is 1/{count} of the model's along one axis, as a process of tensor parallelism has it: gather the "
-            "weights of all of them, and save again"
+            f"only one of embeddings and head was resized, to {only} rows: call resize_token_embeddings of the model, "
+            "which changes both and config.json, and save again; or take the checkpoint from before"
         )
     return "correct config.json, --set NAME=VALUE, if one value fits all tensors; if none does, save the model again"
-
-
-def _share(have: tuple[int, ...], want: tuple[int, ...]) -> int:
-    """How many of one shape along one axis make the other; 0 if none do."""
-    axes = [(a, b) for a, b in zip(have, want, strict=False) if a != b]
-    return axes[0][1] // axes[0][0] if len(have) == len(want) and len(axes) == 1 and axes[0][1] % axes[0][0] == 0 else 0
 
 
 def of_layout(moved: list[Group]) -> Finding:

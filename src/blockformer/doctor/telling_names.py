@@ -1,20 +1,16 @@
 """What names and shapes show before any family is known: several models, an adapter, flat parameters, empty tensors."""
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from blockformer.files.quantized import FIELDS, quantized_by_names
+from blockformer.files.quantized import FIELDS, OUR_BITS, lost_quantization
 from blockformer.files.safetensors_io import HasHeader
-from blockformer.files.telling_tensors import empty_tensors, of_another_framework
+from blockformer.files.telling_tensors import OF_LORA, empty_tensors, of_another_framework, unmerged_adapter
 
 from .finding import ERROR, Finding, counted
 from .kin import all_known_beginnings, kin
-from .lora import MATRIX
 from .prefixes import unwrapped
 
-OF_LORA = re.compile(rf"{MATRIX.pattern}|\.lora_[abAB](\.weight)?$")
-"""Names of the matrices of adapters: PEFT's, torchtune's, LitGPT's."""
 FEWEST = 4
 """Known names under a beginning that make it a model's."""
 
@@ -30,14 +26,11 @@ def not_a_model(
         entries: of `config.json`.
         known: names that a model of this config has, or models of all families.
     """
-    if all(OF_LORA.search(name) for name in names):
-        said = f"the tensors are only the {len(names)} matrices of a LoRA adapter, without the model"
-        fix = "save it with save_pretrained of the PEFT model, with adapter_config.json; or save merge_and_unload(); "
-        fix += "torchtune and LitGPT merge theirs themselves"
-        return Finding("adapter", ERROR, said, fix)
+    if all(OF_LORA.search(name) for name in names) and (adapter := unmerged_adapter(names)):
+        return Finding("adapter", ERROR, *adapter)
     if foreign := of_another_framework(names, known):
         return Finding("framework", ERROR, *foreign)
-    if not any(entries.get(name) for name in FIELDS) and (packed := quantized_by_names(names)):
+    if not any(entries.get(name) for name in (*FIELDS, OUR_BITS)) and (packed := lost_quantization(tensors)):
         return Finding("quantization", ERROR, *packed)
     return _several(names, known) or _empty(tensors)
 

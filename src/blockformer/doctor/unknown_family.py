@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from blockformer.files.errors import shown
+from blockformer.files.containers import where_config_is
 
 from .finding import ERROR, Finding
 from .kin import all_known_beginnings, kin
@@ -32,13 +32,5 @@ def of_no_family(names: Collection[str], config: Mapping[str, Any], folder: Path
         fix = "put the config.json there, or name the family with --family; names of your own code: --map NAMES.json"
     else:
         said = f"{missing}, and the tensors have the names of {', '.join(fitting[:8])}"
-        fix = _where_config_is(folder)
+        fix = where_config_is(folder)
     return [*(plain.findings if fitting else []), Finding("config", ERROR, said, fix, names=tuple(fitting))]
-
-
-def _where_config_is(folder: Path) -> str:
-    """What to do about a missing `config.json`."""
-    inner = sorted(path.parent for path in folder.glob("*/config.json"))
-    if len(inner) == 1:
-        return f"there is one in {shown(inner[0].name)}: copy it, or take it with --against {inner[0]}"
-    return "put the config.json of its base model there, or name the base model with --against"

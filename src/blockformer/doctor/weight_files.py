@@ -1,20 +1,22 @@
 """Which files of a folder hold its weights, and what kind of folder that makes it, by their names only."""
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from blockformer.files.container_kinds import MEGATRON
 from blockformer.files.containers import ADAPTERS as ADAPTER_FILES
 from blockformer.files.containers import (
-    MEGATRON,
     NOT_WEIGHTS,
+    NUMBERED,
     UNFINISHED,
     adapter_said,
     container_of,
     folders_with_weights,
+    numbered_files,
+    of_another_index,
     ranks_of,
     shard_said,
     without_model,
@@ -116,10 +118,9 @@ def _of_index(folder: Path, index: str) -> Weights:
         return Weights("an index", [], [Finding("index", ERROR, str(error))])
     files = sorted(set(places.values()))
     missing = [name for name in files if not os.path.lexists(folder / name)]
-    others = _numbered(folder)
+    others = numbered_files(folder)
     if missing == files and others:
-        said = f"{index} names {_some(files)}, which are not there, and the folder has {_some(others)}"
-        fix = "the index is another model's or an earlier save's: remove it; --mend reads these files, and writes one"
+        said, fix = of_another_index(files, others)
         found = _of_numbered(folder, others)
         found.findings = [Finding("index", ERROR, said, fix, True), *(f for f in found.findings if f.severity == ERROR)]
         return found
@@ -130,16 +131,6 @@ def _of_index(folder: Path, index: str) -> Weights:
         said = f"{len(missing)} of {len(files)} weight files are missing, with {lost} of {len(places)} tensors"
         findings = [Finding("shards", ERROR, said, f"copy or download {_some(missing)}", names=tuple(missing))]
     return Weights(kind, [folder / name for name in files if name not in missing], findings, places)
-
-
-NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.\w+")
-
-
-def _numbered(folder: Path) -> list[str]:
-    """The files of safetensors that have a number, where all are of one save."""
-    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors")
-    matches = [match for name in names if (match := NUMBERED.fullmatch(name))]
-    return [match[0] for match in matches] if len({match.groups() for match in matches}) == 1 else []
 
 
 def _of_numbered(folder: Path, names: list[str]) -> Weights:

@@ -12,7 +12,7 @@ from blockformer.conversion.rules.ties import check_tied
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.progress import Progress
-from blockformer.files.quantized import FIELDS
+from blockformer.files.quantized import EIGHT_BITS, FIELDS
 from blockformer.files.safetensors_io import TensorInfo
 
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
@@ -65,6 +65,12 @@ def of_dtypes(
         findings.append(
             Finding("dtypes", WARNING, said, "--dtype casts all to one, if that is not meant", names=(few,))
         )
+    eight = [name for name, info in tensors.items() if info.dtype in EIGHT_BITS and info.dtype.is_floating_point]
+    if eight:
+        kind = _name(tensors[eight[0]].dtype)
+        said = f"{counted(len(eight), 'weight')} {are(eight)} {kind} without a scale ({shown(eight[0])})"
+        fix = "a cast to 8 bits rounds every number to 2 or 3 binary digits: take the weights from before it"
+        findings.append(Finding("dtypes", WARNING, said, fix, names=tuple(eight[:3])))
     said_dtype = entries.get("dtype") or entries.get("torch_dtype")
     most = _name(counts[0][0]) if counts else None
     if said_dtype is not None and most is not None and said_dtype != most:

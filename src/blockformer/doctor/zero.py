@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blockformer.files.containers import ZERO_REMEDY
+from blockformer.files.container_kinds import ZERO_REMEDY
 from blockformer.files.errors import CheckpointError, shown
 from blockformer.files.regular import open_regular
 from blockformer.files.safetensors_io import TensorInfo

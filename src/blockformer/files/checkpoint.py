@@ -20,17 +20,17 @@ from torch import Tensor
 
 from . import pickled
 from .config_file import check_bounds, check_tensors, is_ours, read_config
-from .containers import what_it_is
+from .containers import missing_config, numbered_files, of_another_index, unfinished, what_it_is
 from .earlier_names import present_name
 from .errors import CheckpointError, listed, memory_errors, shown
 from .json_files import read_json
 from .model_place import AROUND, model_elsewhere
 from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
-from .quantized import FIELDS, packed_by_mlx, quantized_by_names
+from .quantized import FIELDS, OUR_BITS, packed_by_mlx
 from .regular import open_regular
 from .safetensors_io import TensorInfo, read_header, read_parts, read_tensor
 from .sources import Source
-from .telling_tensors import empty_tensors, of_another_framework
+from .telling_tensors import not_a_model
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
@@ -99,13 +99,20 @@ class Checkpoint:
             return
         if elsewhere := model_elsewhere(self.folder):
             raise CheckpointError(f"{self.folder}: {elsewhere}")
-        if not os.path.lexists(self.path("config.json")) and (what := what_it_is(self.folder)):
-            raise CheckpointError(f"{self.folder}: no config.json; {what}")
+        if not os.path.lexists(self.path("config.json")):
+            what = what_it_is(self.folder)
+            said = f"no config.json; {what}" if what else "; ".join(missing_config(self.folder))
+            raise CheckpointError(f"{self.folder}: {said}")
         self.config = read_config(self.member("config.json"))
         files, weight_map = self._weights()
         missing = [shown(name) for name in files if not (self.folder / name).exists()]
         if missing:
+            there = numbered_files(self.folder)
+            if len(missing) == len(files) and there and weight_map is not None:
+                raise CheckpointError(f"{self.folder}: {'; '.join(of_another_index(files, there))}")
             raise CheckpointError(f"{self.folder}: files are missing; download them:{listed(missing)}")
+        if what := unfinished(self.folder, files):
+            raise CheckpointError(f"{self.folder}: {what}")
         self.tensors, problems = {}, []
         for name in files:
             for info in self._headers(self.member(name)):
@@ -119,9 +126,8 @@ class Checkpoint:
         if packed := packed_by_mlx(self.tensors):
             raise CheckpointError(f"{self.folder}: {'; '.join(packed)}")
         of_ours = is_ours(self.config)
-        has_entry = of_ours or any(self.config.get(name) for name in FIELDS)
-        lost = None if has_entry else quantized_by_names(self.tensors)
-        if told := lost or empty_tensors(self.tensors) or of_another_framework(self.tensors):
+        is_quantized = any(self.config.get(name) for name in (*FIELDS, OUR_BITS))
+        if told := not_a_model(self.tensors, is_quantized):
             raise CheckpointError(f"{self.folder}: {'; '.join(told)}")
         check_tensors(self.folder, self.config, self.tensors)
         if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and of_ours else [])]):

@@ -3,12 +3,12 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from .container_kinds import CONTAINERS, JOIN, Container
 from .errors import CheckpointError, shown
 from .json_files import read_json
-from .names import PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHT_NAMES, WEIGHTS, has_weights
+from .names import INDEX, PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHT_NAMES, WEIGHTS, has_weights
 from .regular import open_regular
 
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
@@ -28,147 +28,13 @@ UNFINISHED = re.compile(
     r".+\.(safetensors|bin|pth?|ckpt|gguf)\.(incomplete|part[\w-]*|aria2|crdownload|download|tmp)(_\w+)?"
 )
 """Names that programs give to a file of weights until all of it is there."""
+NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.\w+")
+"""The name of one of several files of weights."""
+OF_MLX = ("adapters.safetensors", "adapters.npz")
+"""The adapter that MLX writes next to an adapter_config.json of its own."""
+OBJECTS = (".pkl", ".pickle")
 DEPTH, MOST_FOLDERS = 3, 500
 """How deep the folders lie that are looked at for a model, and how many of them are."""
-OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
-JOIN = "blockformer doctor {folder} --mend NEW writes a plain checkpoint of it"
-GGUF_REMEDY = (
-    "make plain weights of it with transformers and the package gguf: model = AutoModelForCausalLM.from_pretrained("
-    "'{folder}', gguf_file='{name}'), model.hf_quantizer = None, del model.config.quantization_config, "
-    "model.save_pretrained(NEW); the tokenizer likewise with AutoTokenizer"
-)
-
-ZERO_REMEDY = (
-    "join them with DeepSpeed's own program: python -m deepspeed.utils.zero_to_fp32 {folder} NEW --safe_serialization "
-    "(the folder has it as zero_to_fp32.py too, which is code of that folder)"
-)
-
-
-@dataclass(frozen=True)
-class Container:
-    """A kind of files that are no model's weights as libraries read them.
-
-    Attributes:
-        name: of the kind, which does not change between releases.
-        starts: how the names of its files or folders begin.
-        ends: how they end.
-        inside: a pattern of a file that a folder of such a name must hold; "" for none.
-        what: it is, in words.
-        remedy: what to do; `{name}` and `{folder}` are filled in.
-        is_pickled: whether doctor reads them as any pickled file.
-    """
-
-    name: str
-    starts: tuple[str, ...]
-    what: str
-    remedy: str
-    is_pickled: bool = False
-    ends: tuple[str, ...] = ()
-    inside: str = ""
-
-    def shown_by(self, names: Iterable[str], folder: Path) -> str | None:
-        """The first of these names in a folder that shows it, or None."""
-        named = (name for name in sorted(names) if name.startswith(self.starts) or name.endswith(self.ends))
-        return next((name for name in named if not self.inside or any((folder / name).glob(self.inside))), None)
-
-
-ZERO = "these are the parts that DeepSpeed ZeRO saves"
-MEGATRON = "common.pt"
-"""What Megatron-LM writes next to the parts of a distributed checkpoint, whose names and layers are its own."""
-CONTAINERS = (
-    Container("tensorflow", ("tf_model",), "these are weights for TensorFlow", OLDER.format("from_tf")),
-    Container("flax", ("flax_model",), "these are weights for Flax", OLDER.format("from_flax")),
-    Container("zero", ("global_step",), ZERO, JOIN, inside="*_states.pt"),
-    Container("zero", ("zero_pp_rank", "bf16_zero_pp_rank"), ZERO, JOIN),
-    Container(
-        "fsdp",
-        ("pytorch_model_fsdp",),
-        "these are the parts that FSDP saves",
-        f"join them: accelerate merge-weights {{folder}}/{{name}} {{folder}}, or {JOIN}",
-        inside="*",
-    ),
-    Container(
-        "deepspeed",
-        (),
-        "these are the weights that DeepSpeed saves",
-        JOIN,
-        is_pickled=True,
-        ends=("_model_states.pt",),
-    ),
-    Container(
-        "megatron",
-        ("mp_rank_", "iter_0", MEGATRON),
-        "this is a checkpoint of Megatron-LM",
-        "convert it with the tool of its framework (Megatron-Bridge, NeMo) to a Hugging Face folder",
-    ),
-    Container("dcp", (".metadata",), "this is a distributed checkpoint (DCP)", JOIN),
-    Container(
-        "dcp-parts",
-        (),
-        "these are parts of a distributed checkpoint (DCP) without .metadata, which says what is in them",
-        "copy .metadata from the folder where they were saved; an interrupted save has none: take one from before",
-        ends=(".distcp",),
-    ),
-    Container(
-        "litgpt-lora",
-        ("lit_model.pth.lora",),
-        "these are LoRA weights of LitGPT, without the model",
-        "merge them: litgpt merge_lora {folder}; and name the folder again, which has lit_model.pth then",
-    ),
-    Container(
-        "litgpt",
-        ("lit_model.pth",),
-        "this is a checkpoint of LitGPT",
-        "blockformer doctor {folder} --mend NEW writes it as the official class that computes the same",
-        is_pickled=True,
-    ),
-    Container(
-        "consolidated",
-        ("consolidated",),
-        "these are weights in the layout of their maker's own code, whose queries and keys have another order",
-        "name the repo in transformers' layout",
-    ),
-    Container(
-        "onnx", ("onnx", "model.onnx"), "this is a model for ONNX", "name the checkpoint that it was exported from"
-    ),
-    Container(
-        "mlx", ("weights.npz",), "these are weights for MLX", "name the checkpoint that they were converted from"
-    ),
-    Container(
-        "numpy",
-        (),
-        "these are arrays of NumPy",
-        "load them with numpy.load, and save them with safetensors.numpy.save_file as model.safetensors",
-        ends=(".npz",),
-    ),
-    Container(
-        "orbax",
-        ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process"),
-        "this is a checkpoint of Orbax, for JAX",
-        "name the checkpoint that it was converted from, or save it in transformers' layout with its training code",
-    ),
-    Container(
-        "nemo",
-        (),
-        "this is an archive of NeMo",
-        "export it with NeMo to a Hugging Face folder: nemo.collections.llm.export_ckpt(FILE, target='hf')",
-        ends=(".nemo",),
-    ),
-    Container(
-        "gguf",
-        (),
-        "this is a GGUF file for llama.cpp",
-        GGUF_REMEDY,
-        ends=(".gguf",),
-    ),
-    Container(
-        "archive",
-        (),
-        "this is an archive",
-        "unpack it, and name the folder that comes out of it",
-        ends=(".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst", ".7z", ".rar"),
-    ),
-)
 
 
 def container_of(names: Collection[str], folder: Path) -> tuple[Container, str, str] | None:
@@ -229,12 +95,70 @@ def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | Non
         return said, f"copy {shown(tag)} too, or name a checkpoint that has its weights"
     if inner := _folders(folder, _has_parts):
         inner = [_with_config(folder, name) for name in inner]
-        what = "an adapter lies" if _has_adapter(folder / inner[-1]) else "the weights lie"
-        return f"{what} in the subfolder{'s' * (len(inner) > 1)} {_listed(inner)}", f"name {folder / inner[-1]}"
+        is_adapter = _has_adapter(folder / inner[-1])
+        said = f"{'an adapter lies' if is_adapter else 'the weights lie'} in the subfolder{'s' * (len(inner) > 1)}"
+        is_apart = not is_adapter and "config.json" in names and not any((folder / inner[-1]).glob("*.json"))
+        fix = "copy config.json to them, and " if is_apart else ""
+        return f"{said} {_listed(inner)}", f"{fix}name {folder / inner[-1]}"
+    objects = [name for name in names if name.endswith(OBJECTS) and not name.startswith(("tokenizer", "meta"))]
+    if objects:
+        said = f"{shown(objects[0])} is a pickle of Python objects, such as arrays of NumPy, and is not opened"
+        fix = "where you trust it, load it with the code that wrote it, and save the arrays with "
+        return said, f"{fix}safetensors.numpy.save_file as model.safetensors, under names with dots"
     if pickles or "trainer_state.json" in names:
         said = f"there is only the state of a training run ({', '.join((pickles or ['trainer_state.json'])[:3])})"
         return said, "the model was not saved or not copied: name a checkpoint that has it"
     return None
+
+
+def missing_config(folder: Path) -> tuple[str, str]:
+    """The sentence on a folder without a `config.json`, and the remedy."""
+    if not any(path.name.endswith(WEIGHT_FILES) or INDEX.fullmatch(path.name) for path in folder.iterdir()):
+        return "there are neither a config.json nor weights", "name the folder of a model"
+    return "config.json is missing", where_config_is(folder).replace(
+        "with --against", "with blockformer doctor --against"
+    )
+
+
+def where_config_is(folder: Path) -> str:
+    """What to do about a missing `config.json`."""
+    inner = sorted(path.parent for path in folder.glob("*/config.json"))
+    if len(inner) == 1:
+        return f"there is one in {shown(inner[0].name)}: copy it, or take it with --against {inner[0]}"
+    return "put the config.json of its base model there, or name the base model with --against"
+
+
+def numbered_files(folder: Path) -> list[str]:
+    """The files of safetensors that have a number, where all are of one save."""
+    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors")
+    matches = [match for name in names if (match := NUMBERED.fullmatch(name))]
+    return [match[0] for match in matches] if len({match.groups() for match in matches}) == 1 else []
+
+
+def of_another_index(named: Collection[str], there: Collection[str]) -> tuple[str, str]:
+    """The sentence on an index that names none of the files that are there, and the remedy."""
+    said = f"the index names {_some(named)}, which are not there, and the folder has {_some(there)}"
+    fix = "the index is another model's or an earlier save's: remove it; blockformer doctor FOLDER --mend NEW reads "
+    return said, f"{fix}these files, and writes one"
+
+
+def _some(names: Collection[str], limit: int = 4) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(shown, sorted(names)[:limit])) + more
+
+
+def unfinished(folder: Path, files: Collection[str]) -> str | None:
+    """What to do about a file of weights that aria2 has not written to its end, or None: the place of all is there.
+
+    Args:
+        folder: of the checkpoint.
+        files: names of the weights.
+    """
+    found = next((name for name in files if os.path.lexists(folder / f"{name}.aria2")), None)
+    if found is None:
+        return None
+    said = f"the download of {shown(found)} was not finished: {shown(found + '.aria2')} is there"
+    return f"{said}; download it again"
 
 
 def _lost_step(folder: Path, names: Collection[str]) -> str | None:
@@ -331,6 +255,10 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
             "if the weights are the merged ones, move the adapter's files away; if they are the base, merge the "
             "adapter with merge_and_unload() of PEFT",
         )
+    if mlx := next((name for name in OF_MLX if os.path.lexists(folder / name)), None):
+        named = shown(config["model"]) if isinstance(config.get("model"), str) else "its base model"
+        fuse = f"mlx_lm.fuse --model BASE --adapter-path {folder} --dequantize"
+        return f"this is an adapter of MLX for {named} ({mlx}), not a model", f"merge it with {fuse}"
     kind = config.get("peft_type")
     title = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({shown(kind)})"
     rank = f" of rank {config['r']}" if type(config.get("r")) is int else ""

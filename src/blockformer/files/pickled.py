@@ -27,6 +27,12 @@ from .safetensors_io import DTYPE_NAMES, MAX_TENSORS, TensorInfo, read_tensor
 
 ZIP = b"PK\x03\x04"
 TELLS_PLACES = hasattr(torch.UntypedStorage, "_checkpoint_offset")
+BEFORE_ZIP = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""How torch's files from before 1.6 begin: a pickled number."""
+OF_NUMPY = (
+    "a pickle of NumPy arrays, and not of tensors (nothing of it was run); where you trust it, load it with the code "
+    "that wrote it, and save the arrays with safetensors.numpy.save_file as model.safetensors"
+)
 RESAVE = "save it again as safetensors with a tool that you trust"
 
 
@@ -91,10 +97,27 @@ def _unpickled(file: BinaryIO, path: Path, device: str) -> Any:
     try:
         return torch.load(file, map_location=device, weights_only=True, mmap=False)
     except Exception as error:
+        if _is_of_numpy(file):
+            raise CheckpointError(f"{path}: {OF_NUMPY}") from error
         raise CheckpointError(
             f"{path}: refused: damaged, or more than plain tensors in it (nothing of it was run); {RESAVE}. "
             f"{_reason(error)}"
         ) from error
+
+
+def _is_of_numpy(file: BinaryIO) -> bool:
+    """Whether a pickled file holds arrays of NumPy, and no tensors."""
+    file.seek(0)
+    start = file.read(1 << 16)
+    if start[:4] != ZIP:
+        return b"numpy" in start and not start.startswith(BEFORE_ZIP)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            pickles = [each for each in archive.infolist() if each.filename.endswith("/data.pkl")]
+            has_tensors = any("/data/" in name for name in archive.namelist())
+            return not has_tensors and any(b"numpy" in archive.open(each).read(1 << 16) for each in pickles)
+    except Exception:  # of a damaged file the library raises nearly anything
+        return False
 
 
 def _reason(error: Exception) -> str:

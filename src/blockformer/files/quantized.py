@@ -10,6 +10,8 @@ from .safetensors_io import HasHeader
 
 FIELDS = ("quantization_config", "compression_config")
 """Entries of an official `config.json`; one that is empty is none."""
+OUR_BITS = "linear_bits"
+"""The entry of our layout that says the same."""
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 REMEDY = (
     "conversion reads AWQ with 4 bits, MXFP4 of gpt-oss and FP8 in blocks of 128 x 128; of others make plain weights "
@@ -59,7 +61,7 @@ def quantized_by_names(names: Collection[str]) -> tuple[str, str] | None:
         found = [name for name in names if endings[0] in name]
         if found and all(any(ending in name for name in names) for ending in endings):
             said = f"the weights are quantized by {method} ({shown(found[0])}), and config.json has no {FIELDS[0]}"
-            return said, f"put {FIELDS[0]} back as it was written with them, or take the plain weights"
+            return said, PUT_BACK
     return None
 
 
@@ -70,8 +72,55 @@ QUANTIZED = (
     ((".qweight", ".qzeros"), "AWQ or GPTQ"),
     ((".weight_packed", ".weight_scale"), "compressed-tensors"),
     ((".weight_scale_inv",), "FP8 in blocks"),
+    ((".weight_scale_2",), "ModelOpt in NVFP4"),
+    ((".W_q",), "HQQ"),
+    ((".q_invperm", ".q_scale"), "ExLlamaV2 (EXL2)"),
+    ((".trellis", ".suh"), "ExLlamaV3 (EXL3)"),
+    (("._data", "._scale"), "Quanto"),
+    (("_weight_qdata",), "torchao"),
+    (("_blocks", "_scales"), "MXFP4"),
 )
 """Parts of names that stand only in weights of a method -> the method."""
+EIGHT_BITS = tuple(
+    getattr(torch, name)
+    for name in ("int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+)
+SCALES = ("weight_scale", "weight_scales", "weight.scale", "weight.scales", "scale", "scales", "weights_scaling_factor")
+"""Names of the scales of a weight, next to its own."""
+FEWEST = 4
+"""Matrices of whole numbers that a library must have made; fewer are a fault of their own."""
+
+
+def lost_quantization(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | None:
+    """The sentence on quantized weights whose config says nothing of it, and the remedy; None if they are plain.
+
+    Args:
+        tensors: name -> header.
+    """
+    if found := quantized_by_names(tensors):
+        return found
+    few_bits = {name: info for name, info in tensors.items() if name.endswith(".weight") and info.dtype in EIGHT_BITS}
+    for name, info in few_bits.items():
+        stem = name.removesuffix("weight")
+        if scale := next((f"{stem}{ending}" for ending in SCALES if f"{stem}{ending}" in tensors), None):
+            said = f"{len(few_bits)} weights are {_kind(info)} with scales ({shown(scale)}), quantized in 8 bits"
+            return f"{said}, and config.json has no {FIELDS[0]}", PUT_BACK
+    whole = {name: info for name, info in few_bits.items() if not info.dtype.is_floating_point}
+    if len(whole) < FEWEST:
+        return None
+    name, info = next(iter(whole.items()))
+    said = f"{len(whole)} weights are {_kind(info)} ({shown(name)}): a library has quantized them"
+    if all(tuple(each.shape[1:]) == (1,) for each in whole.values()):
+        said = f"{said}, as bitsandbytes does in 4 bits"
+    return f"{said}, and what it kept with them, such as scales, is lost", LOST
+
+
+PUT_BACK = f"put {FIELDS[0]} back as it was written with them, or take the plain weights"
+LOST = "take the plain weights; a quantized model is saved whole with its own save_pretrained, not by its state dict"
+
+
+def _kind(info: HasHeader) -> str:
+    return str(info.dtype).removeprefix("torch.")
 
 
 def refuse_quantized(entries: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -> None:

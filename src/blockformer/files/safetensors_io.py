@@ -117,9 +117,10 @@ def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
     if len(start) < 8:
         raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file; download it again")
     length = int.from_bytes(start[:8], "little")
-    if (length > MAX_HEADER or length > size - 8) and (other := in_place_of_safetensors(start)) is not None:
+    is_possible = 0 < length <= min(MAX_HEADER, size - 8)
+    if not is_possible and (other := in_place_of_safetensors(start)) is not None:
         raise CheckpointError(f"{path}: {other}")
-    if (length > MAX_HEADER or length > size - 8) and start.isascii() and start.decode().isprintable():
+    if not is_possible and start.isascii() and start.decode().isprintable():
         raise CheckpointError(
             f"{path}: a text that begins with {start.decode()!r}, not a safetensors file: the page or the message of a "
             "server was saved in its place; download it again"

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
-from .containers import GGUF_REMEDY
+from .container_kinds import GGUF_REMEDY
 from .errors import ConversionError, shown
 from .json_files import read_json_value
 from .model_place import folder_of_model, laid_flat

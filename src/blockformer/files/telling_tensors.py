@@ -1,12 +1,19 @@
 """What names and shapes of tensors show that no library reads as a model, each as a sentence and a remedy."""
 
+import re
 from collections.abc import Collection, Mapping
 
 from .errors import listed, shown
+from .quantized import lost_quantization
 from .safetensors_io import HasHeader
 
 FLAT = ("flat_param", "_flat_param")
 MEGATRON = (".self_attention.linear_qkv.weight", ".self_attention.linear_proj.weight")
+OF_FLAX = re.compile(r"[./](kernel|embedding|scale)$")
+OF_TENSORFLOW = re.compile(r"/(kernel|bias|gamma|beta|weight|embeddings?)(:0)?$")
+OF_LORA = re.compile(r"\.lora_[AB](\.[^.]+)?\.weight$|\.lora_[abAB]$|\.lora_[ab]\.weight$")
+"""Names of the matrices of adapters: PEFT's, torchtune's, LitGPT's."""
+OF_AN_OPTIMIZER = re.compile(r"(^|\.)(exp_avg(_sq)?|momentum_buffer|max_exp_avg_sq|step)$")
 UNSHARD = (
     "save the whole model: FULL_STATE_DICT of FSDP, or get_model_state_dict of torch.distributed.checkpoint with "
     "StateDictOptions(full_state_dict=True, cpu_offload=True)"
@@ -18,7 +25,7 @@ GATHER = (
 
 
 def of_another_framework(names: Collection[str], known: Collection[str] = ()) -> tuple[str, str] | None:
-    """Names that FSDP or Megatron-LM gives to matrices of its own, or None.
+    """Names that FSDP, Megatron-LM, Flax, TensorFlow or an optimizer gives to tensors, or None.
 
     Args:
         names: of the tensors.
@@ -32,7 +39,53 @@ def of_another_framework(names: Collection[str], known: Collection[str] = ()) ->
     if megatron:
         fix = "convert it with the tool of its framework (Megatron-Bridge, NeMo) to a Hugging Face folder"
         return f"the tensors have the names of Megatron-LM ({shown(megatron[0])})", fix
-    return None
+    if names and all(OF_AN_OPTIMIZER.search(name) for name in names):
+        said = f"the file holds the state of an optimizer ({shown(next(iter(names)))}), and no model"
+        return said, "name the file or folder with the model"
+    return _of_jax_or_tensorflow(names, known)
+
+
+def _of_jax_or_tensorflow(names: Collection[str], known: Collection[str]) -> tuple[str, str] | None:
+    unknown = [name for name in names if name not in known]
+    kernels = [name for name in unknown if name.endswith(("kernel", "kernel:0"))]
+    if not kernels or 2 * len(unknown) < len(names):
+        return None
+    is_flax = any(OF_FLAX.search(name) and not name.endswith("kernel") for name in unknown)
+    is_flax = is_flax or not any(OF_TENSORFLOW.search(name) for name in unknown)
+    framework, option = ("Flax", "from_flax") if is_flax else ("TensorFlow", "from_tf")
+    said = f"the tensors have the names of {framework} ({shown(kernels[0])}), whose matrices are transposed"
+    fix = f"transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {option}=True)"
+    return said, f"{fix}.save_pretrained(NEW); or name and transpose each with blockformer doctor --map NAMES.json"
+
+
+def unmerged_adapter(names: Collection[str]) -> tuple[str, str] | None:
+    """Matrices of an adapter in place of a model, or among its weights, or None.
+
+    Args:
+        names: of the tensors.
+    """
+    found = [name for name in names if OF_LORA.search(name)]
+    if not found or any(".base_layer." in name for name in names):  # a whole model as PEFT wraps it: `of_a_wrapper`
+        return None
+    count = "1 matrix" if len(found) == 1 else f"{len(found)} matrices"
+    if len(found) == len(names):
+        said = f"the tensors are only the {count} of a LoRA adapter, without the model"
+        fix = "save it with save_pretrained of the PEFT model, with adapter_config.json; or save merge_and_unload(); "
+        return said, fix + "torchtune and LitGPT merge theirs themselves"
+    said = f"an adapter of {count} is stored with the weights, not merged ({shown(found[0])})"
+    fix = "save the model that merge_and_unload() of PEFT returns, or merge it with blockformer doctor FOLDER "
+    return said, fix + "--lora-scale ALPHA/R --mend NEW"
+
+
+def not_a_model(tensors: Mapping[str, HasHeader], is_quantized: bool) -> tuple[str, str] | None:
+    """Why tensors are no model as libraries read one, and what to do; None if names, shapes and dtypes show nothing.
+
+    Args:
+        tensors: name -> header.
+        is_quantized: whether the config says that the weights are.
+    """
+    lost = None if is_quantized else lost_quantization(tensors)
+    return lost or empty_tensors(tensors) or of_another_framework(tensors) or unmerged_adapter(tensors)
 
 
 def empty_tensors(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | None:

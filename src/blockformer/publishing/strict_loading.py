@@ -7,7 +7,8 @@ of another shape are all listed.
 import os
 import pickle  # nosec B403 # only for the name of its error
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,31 @@ from transformers.utils.hub import get_checkpoint_shard_files
 from ..declared_fields import of_the_package
 from ..files import earlier_names
 from ..files.checkpoint import Checkpoint
-from ..files.containers import what_it_is
+from ..files.containers import missing_config, unfinished, what_it_is
 from ..files.errors import ConversionError
 from ..files.json_files import strict_json
 from ..files.names import of_a_wrapper
-from ..files.quantized import without_empty
+from ..files.quantized import check_plain, quantized_by_names, without_empty
 from ..files.regular import refuse_pointer
+from ..files.telling_tensors import unmerged_adapter
 from ..model.awq_linear import QuantizedLinear
 from ..model.axes import BLOCKS
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.pretrained_model import WeightsError, listed
 from ..model.runtime import PACKAGE
 
-UNREADABLE = (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError)
-"""What libraries raise of damaged files of weights."""
+UNREADABLE = (
+    SafetensorError,
+    pickle.UnpicklingError,
+    EOFError,
+    RuntimeError,
+    JSONDecodeError,
+    ImportError,
+    LookupError,
+)
+"""What libraries raise of damaged files of weights, of their index, and of settings that belong to other weights."""
+SETTINGS = ("config.json", "adapter_config.json")
+"""Of which a folder has one: the second names the model that the library loads with the adapter."""
 SAFE, PICKLED = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 logger = logging.get_logger(__name__)
 
@@ -71,6 +83,11 @@ def _from_pretrained(usual, cls, pretrained_model_name_or_path, *model_args, **k
     asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
     folder = os.path.join(source or "", kwargs.get("subfolder") or "")
     is_folder = bool(source) and os.path.isdir(folder)
+    has_settings = any(os.path.lexists(os.path.join(folder, name)) for name in SETTINGS)
+    if is_folder and not kwargs.get("config") and not has_settings:
+        raise OSError(f"{source}: {what_it_is(Path(folder)) or '; '.join(missing_config(Path(folder)))}")
+    if is_folder and (what := unfinished(Path(folder), os.listdir(folder))):
+        raise OSError(f"{source}: {what}")
     try:
         model, info = usual(cls, source, *model_args, **asked)
     except OSError as error:  # no weights that the library knows
@@ -82,6 +99,8 @@ def _from_pretrained(usual, cls, pretrained_model_name_or_path, *model_args, **k
     except WeightsError as error:
         if problem := of_a_wrapper(error.unexpected):
             raise WeightsError(f"{source}: {problem}") from error
+        if is_folder and (what := _damage_in(folder)):
+            raise WeightsError(what) from error
         if not earlier_names.are_earlier(error.unexpected):
             raise
         config = _config_of(cls, source, kwargs)
@@ -90,9 +109,11 @@ def _from_pretrained(usual, cls, pretrained_model_name_or_path, *model_args, **k
         model, info = usual(cls, source, *model_args, **asked)
         vars(model).pop("_weight_conversions", None)  # by which it would be saved under the earlier names
     except UNREADABLE as error:
-        if is_folder and (what := _damage_in(folder)):
+        if is_folder and (what := what_it_is(Path(folder)) or _damage_in(folder)):
             raise OSError(what) from error
         raise
+    if is_folder and _belong_to_others(info["unexpected_keys"]) and (what := _damage_in(folder)):
+        raise WeightsError(what)
     if info["mismatched_keys"] and not may_differ and is_folder and (what := _damage_in(folder)):
         raise WeightsError(what)
     _check_shapes(source or "state_dict", () if may_differ else info["mismatched_keys"])
@@ -104,10 +125,18 @@ def _from_pretrained(usual, cls, pretrained_model_name_or_path, *model_args, **k
     return (model, info) if wants_info else model
 
 
+def _belong_to_others(unexpected: Collection[str]) -> bool:
+    """Whether tensors without a place in the model show that the others are not its weights as they are."""
+    return bool(
+        quantized_by_names(unexpected) or unmerged_adapter(unexpected) or any("_scale" in n for n in unexpected)
+    )
+
+
 def _damage_in(folder: str) -> str | None:
     """What is wrong with the files of weights in a folder; None if they can be read."""
     try:
-        with Checkpoint(folder):
+        with Checkpoint(folder) as checkpoint:
+            check_plain(checkpoint.config, checkpoint.tensors)
             return None
     except ConversionError as error:
         return str(error)

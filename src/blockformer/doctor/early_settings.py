@@ -1,0 +1,120 @@
+"""Entries of `config.json` that no config class takes, put right before anything is planned: types of layers, tokens.
+
+The classes refuse such a config whatever the tensors are, and nothing else could be said of the checkpoint.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blockformer.files.errors import ConversionError, shown
+
+from .around import ids_in, special_tokens_in
+from .finding import ERROR, Finding, counted
+from .layouts import layouts_of
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d{1,4})\.")
+
+
+@dataclass
+class Settled:
+    """What was put right.
+
+    Attributes:
+        entries: of `config.json`, as the class takes them.
+        tokens: entries that are beyond the vocabulary, taken out of `entries`.
+        findings, changes: see `Diagnosis`.
+    """
+
+    entries: dict[str, Any]
+    tokens: dict[str, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+
+
+def settled(entries: Mapping[str, Any], names: Collection[str], family: str | None) -> Settled:
+    """The entries with as many types as layers, and without tokens that the vocabulary does not have.
+
+    Args:
+        entries: of `config.json`.
+        names: of the tensors.
+        family: the official one, if it is named.
+    """
+    found = Settled(dict(entries))
+    types, count = entries.get("layer_types"), entries.get("num_hidden_layers")
+    if isinstance(types, list) and type(count) is int and len(types) != count:
+        _settle_types(found, types, count, names)
+    size = entries.get("vocab_size")
+    if type(size) is int:
+        found.tokens = {
+            name: entries[name] for name in TOKENS if any(each >= size for each in ids_in(entries.get(name)))
+        }
+        found.entries |= dict.fromkeys(found.tokens)
+    return found
+
+
+def _settle_types(found: Settled, types: list[Any], count: int, names: Collection[str]) -> None:
+    there = max((int(match[1]) for name in names if (match := OF_LAYER.search(name))), default=-1) + 1
+    said = f"config.json: layer_types lists {counted(len(types), 'type')}, and num_hidden_layers is {count}"
+    said += f"; the tensors are of {counted(there, 'layer')}" if there else ""
+    new: dict[str, Any] = {}
+    if there == len(types):
+        new = {"num_hidden_layers": there}
+    elif there == count and all(each == types[0] for each in types):
+        new = {"layer_types": types[:1] * count}
+    if new:
+        found.findings.append(Finding("config", ERROR, said, f"write {json.dumps(new)[1:-1]}", True, tuple(new)))
+        found.changes += [f"config.json: {name} set to {json.dumps(value)}" for name, value in new.items()]
+    else:
+        fix = "write one type for each layer, --set layer_types='[...]': the config.json of its base model has them"
+        found.findings.append(Finding("layer-types", ERROR, said, fix, names=("layer_types",)))
+    found.entries |= new or {"layer_types": None}
+
+
+def of_tokens(found: Settled, entries: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What becomes of tokens that were beyond the vocabulary, as entries of `config.json`.
+
+    Args:
+        found: has them; takes the findings.
+        entries: of `config.json`, with the vocabulary that the tensors have.
+        folder: of the checkpoint, for its tokenizer.
+    """
+    size = entries.get("vocab_size")
+    of_tokenizer = _known_tokens(folder)
+    new: dict[str, Any] = {}
+    for name, value in found.tokens.items():
+        new[name] = value
+        if type(size) is not int or all(each < size for each in ids_in(value)):
+            continue
+        said = f"config.json: {name} is {json.dumps(value)}, and the vocabulary has {size} tokens, up to id {size - 1}"
+        token, number = of_tokenizer.get(name.removesuffix("_token_id"), ("", size))
+        if number < size:
+            new[name] = number
+            fix = f'write "{name}": {number}, the id of {shown(token)} in the tokenizer'
+            found.changes.append(f"config.json: {name} set to {number}")
+        else:
+            fix = f"write the id that the tokenizer has, or null, --set {name}=ID; if tokens were added for training, "
+            fix += "these embeddings are from before"
+        found.findings.append(Finding("token-id", ERROR, said, fix, number < size, (name,)))
+    return new
+
+
+def _known_tokens(folder: Path) -> dict[str, tuple[str, int]]:
+    try:
+        return special_tokens_in(folder)
+    except ConversionError:
+        return {}
+
+
+def _refuses_tokens(entries: Mapping[str, Any], family: str | None) -> bool:
+    try:
+        layouts_of(entries, None, lambda name: torch.empty(0), family)
+    except ConversionError as error:
+        return "must be a token from" in str(error)
+    return False
