@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from pairs import assert_close
 from peft import PrefixTuningConfig, get_peft_model
 from sizes import STRONG
 from torch.nn import functional as F
@@ -275,6 +276,28 @@ def test_a_cache_of_the_caller_s_is_gone_on_with_and_filled(name, untraced):
             assert torch.equal(own_two, two), first
             assert own_lengths == lengths == [17, 31]
         assert (not model.runtime.decoding.fallbacks.reasons) == served
+
+
+def test_code_that_fails_in_the_middle_leaves_a_cache_to_go_on_from(untraced):
+    class Fails(LogitsProcessor):
+        calls = 0
+
+        def __call__(self, input_ids, scores):
+            self.calls += 1
+            if self.calls == 5:
+                raise KeyboardInterrupt
+            return scores
+
+    plain, on_gpu = make("qwen3")
+    found = []
+    for model in (plain, on_gpu, copy.deepcopy(plain).prepare_for_inference(compile=True)):
+        cache, given = DynamicCache(), {**prompts([8]), "do_sample": False, "eos_token_id": None}
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(**given, past_key_values=cache, logits_processor=LogitsProcessorList([Fails()]))
+        assert cache.get_seq_length() == 12
+        found.append(cache.layers[1].keys)
+    for keys in found[1:]:
+        assert_close(keys, found[0])
 
 
 def test_a_cache_that_holds_something_else_goes_to_the_library():

@@ -85,6 +85,9 @@ class Decoding:
         try:
             text = (_Text if call.beams == 1 else BeamSearch)(call, steps, scores).written()
             return call.returned(text, steps)
+        except BaseException:  # of the caller's code, or an interrupt: the caller may go on from what was written
+            call.fill(steps, call.held)
+            raise
         finally:
             for problem in filter(None, (call.problem, steps.problem)):
                 self.fallbacks.note(problem)
@@ -102,8 +105,10 @@ class Decoding:
         unknown = ("prefill_chunk_size", "is_assistant", *(("do_sample", "low_memory") if _beams_of(named) > 1 else ()))
         others += [name for name in unknown if getattr(settings, name, None)]
         others += [name for name in _COLLECTED if getattr(self._model.get_decoder().config, name, False)]
-        if input_ids.device.type != self._device or not is_enabled() or input_ids.shape[1] == 0:
+        if input_ids.device.type != self._device or not is_enabled():
             raise Uncompiled(f"fast paths are off, or the prompt is not on '{self._device}'")
+        if input_ids.shape[1] == 0:
+            raise Uncompiled("the prompt has no token ids")
         if arguments or others:
             raise Uncompiled(f"{(*others, 'a positional argument')[0]} is given")
         if getattr(settings, "cache_implementation", None) is not None:
@@ -165,6 +170,7 @@ class _Call:
         cache: the library's that the caller sees afterwards, or None.
         problem: why the model itself has written a part of the text, or None.
         is_late: whether the host goes on before it knows a token.
+        held: how many tokens the buffers hold.
 
     Args:
         watched: the model's modules.
@@ -174,7 +180,7 @@ class _Call:
     def __init__(self, model, input_ids, named: dict, watched: Modules, by_graphs: bool):
         self.model, self.input_ids, self._named, self._watched = model, input_ids, named, watched
         self.problem: str | None = None
-        self._by_graphs = by_graphs
+        self._by_graphs, self.held = by_graphs, input_ids.shape[1]
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
         self.streamer, self.beams = named.get("streamer"), _beams_of(named)
@@ -212,6 +218,7 @@ class _Call:
         except Uncompiled as reason:
             self._go_on_plainly(steps, length, str(reason))
             steps.advance(length, greedy)
+        self.held = length
 
     def _go_on_plainly(self, steps: Steps, length: int, problem: str) -> None:
         self.problem = problem
@@ -225,10 +232,14 @@ class _Call:
         steps.fill(cache, start, length - 1, source_length)
         steps.parts = PlainParts(self.model, cache, steps.parts.beams, source)
 
+    def fill(self, steps: Steps, length: int) -> None:
+        """Have the caller's cache, if there is one, hold so many tokens of the text."""
+        if self.cache is not None and not isinstance(steps.parts, PlainParts):
+            steps.fill(self.cache, self.input_ids.shape[1], length)
+
     def returned(self, text, steps: Steps):
         """What `generate` is to return for a text [B, S]; the caller's cache holds all of it but the last token."""
-        if self.cache is not None and not isinstance(steps.parts, PlainParts):
-            steps.fill(self.cache, self.input_ids.shape[1], text.shape[1] - 1)
+        self.fill(steps, text.shape[1] - 1)
         return GenerateDecoderOnlyOutput(sequences=text, past_key_values=self.cache) if self._has_dict else text
 
     def read(self):
