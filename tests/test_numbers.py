@@ -358,6 +358,7 @@ def test_bfloat16_moves_the_states_of_a_real_encoder_no_further_than_in_transfor
 def test_float16_stays_finite_where_activations_are_large(mix, size):
     """As T5 needs it: down projections in float32, and a clamp after each residual step."""
     plain = {"norm_type": "rms_norm", "norm_placement": "pre", "norm_bias": False, "final_norm": True}
+    plain |= {"norm_weight": "plain"} if mix.fields.get("norm_weight") == "none" else {}
     plain |= {"num_hidden_layers": 2, "decoder_layers": 2}  # the states between two layers are seen
     subject = Subject(Mix(mix.topology, {**mix.fields, **plain}, mix.seed), float32_down_proj=True)
     for module in subject.model.modules():

@@ -29,6 +29,11 @@ class FeedForwardFields(Part):
     activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
     chunk_size_feed_forward: int = axis(0, "an integer of 0 or more", "use", "tokens it takes at a time; 0 means all")
 
+    def check(self):
+        """Down projections in float32 widen the states; a norm's factor is what narrows them again."""
+        if self.float32_down_proj and self.norm_weight == "none":
+            raise ValueError("float32_down_proj=True needs norms with a factor: leave norm_weight='none' out.")
+
     def inner_width_of(self, is_causal: bool, layer_idx: int | None = None) -> int:
         """The inner width of a layer's network, by default the largest one, of a stack."""
         return self.intermediate_size

@@ -46,6 +46,7 @@ class TokenInputFields(FeedForwardFields):
 
     def check(self):
         """They are for a decoder's usual layers, of which each has a width."""
+        super().check()
         named = [name for name in OF_LAYERS if getattr(self, name)]
         for field in named:
             wrong = [name for name in OF_LAYERS[field] if getattr(self, name)]

@@ -164,13 +164,14 @@ def _config_of(cls, source, options):
     config = options.get("config")
     if isinstance(config, BlockformerConfig):
         return config
-    return cls.config_class.from_pretrained(source if config is None else config, **_in_the_cache(options))
+    return cls.config_class.from_pretrained(
+        source if config is None else config, local_files_only=True, **_place_of(options)
+    )
 
 
-def _in_the_cache(options) -> dict[str, Any]:
-    """The options that find a file which has been loaded, where it is."""
-    hub = {name: options[name] for name in ("cache_dir", "revision", "subfolder") if options.get(name)}
-    return {"local_files_only": True, **hub}
+def _place_of(options) -> dict[str, Any]:
+    """The options that say where a file is that has been loaded."""
+    return {name: options[name] for name in ("cache_dir", "revision", "subfolder") if options.get(name)}
 
 
 def _read_json_file(usual, cls, json_file):
@@ -257,12 +258,12 @@ def _dtypes_on_disk(source, options) -> dict[str, torch.dtype]:
     for name in formats:  # in the library's order
         stem, _, ending = name.rpartition(".")
         try:
-            path = cached_file(source, f"{stem}{variant}.{ending}", **_in_the_cache(options))
+            path = cached_file(source, f"{stem}{variant}.{ending}", local_files_only=True, **_place_of(options))
         except OSError:  # not there, or of another format
             continue
         files = [path]
         if ending == "json":
-            files, _ = get_checkpoint_shard_files(source, path, **_in_the_cache(options))
+            files, _ = get_checkpoint_shard_files(source, path, local_files_only=True, **_place_of(options))
         read = _dtypes_in_safetensors if name in SAFE else _dtypes_in_pickle
         return {name: kind for file in files for name, kind in read(file).items()}
     return {}
