@@ -164,7 +164,7 @@ def a_bias_left_out(model, inputs):
 
 
 def embedding_scale_in_bfloat16(model, inputs):
-    replace(model, "embedding_scale", lambda scale: torch.tensor(scale).bfloat16().item())
+    replace(model, "embed_scale", lambda scale: torch.tensor(scale).bfloat16().item())
 
 
 EVERYWHERE = (

@@ -330,6 +330,7 @@ BART = Family(
     fresh=FRESH,
     names=BartNames(),
     settings=bart_settings(computed=[HeadDropout()]),
+    scales_in_embedding=True,
 )
 MBART = Family(
     "mbart",
@@ -339,6 +340,7 @@ MBART = Family(
     fresh={**FRESH, "vocab_size": 250027, "embedding_scale": root_of_width, "decoder_start_token_id": None},
     names=BartNames(),
     settings=bart_settings(computed=[HeadDropout()]),
+    scales_in_embedding=True,
 )
 MVP = Family(
     "mvp",
@@ -366,6 +368,7 @@ PLBART = Family(
     },
     names=BartNames(),
     settings=bart_settings(computed=[HeadDropout()]),
+    scales_in_embedding=True,
 )
 BLENDERBOT = Family(
     "blenderbot",
@@ -387,4 +390,5 @@ BLENDERBOT = Family(
     },
     names=BartNames(),
     settings=bart_settings(fixed={"classifier_dropout": None}),
+    scales_in_embedding=True,
 )

@@ -102,6 +102,7 @@ def decoder_of(whole: Family, official: str) -> Family:
         ),
         oracle=Oracle(counts_padding=True, prepared=whole.oracle.prepared),
         model_type=whole.name,
+        scales_in_embedding=known.scales_in_embedding,
     )
 
 

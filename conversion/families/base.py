@@ -20,9 +20,10 @@ from .preset import Preset
 from .settings import Settings, of_padding
 
 NOT_COMPUTED = frozenset(
-    "blocks other_entries use_cache initializer_range classifier_dropout nextn_loss_weight pad_token_learns".split()
+    "blocks other_entries use_cache initializer_range classifier_dropout nextn_loss_weight pad_token_learns "
+    "scales_in_embedding".split()
 )
-"""Our fields that need not come back: nothing that a trained model computes depends on them."""
+"""Our fields that need not come back: nothing that a trained model computes of tokens depends on them."""
 OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))
 """Our fields that need not come back from a model without a language model head."""
 
@@ -46,6 +47,8 @@ class Family:
         oracle: how the official class is run; None: as for all families of these names.
         model_type: the official one, if that is not the name.
         pad_token_learns: whether the official class trains the embedding of padding.
+        scales_in_embedding: whether its embedding module multiplies what it looks up, where anything does; "rounded":
+            by the factor in the weights' dtype.
         extra_code: code that a converted repo carries in addition to the model's: its path in the repo -> ours.
     """
 
@@ -65,6 +68,7 @@ class Family:
         oracle: Oracle | None = None,
         model_type: str = "",
         pad_token_learns: bool = False,
+        scales_in_embedding: bool | str = False,
         extra_code: Mapping[str, Path] | None = None,
     ):
         self.name, self.model_type = name, model_type or name
@@ -81,12 +85,16 @@ class Family:
             structure=structure,
             low_bits=names.low_bits,
             pad_token_learns=pad_token_learns,
+            scales_in_embedding=scales_in_embedding,
             usual=names.usual_fields if settings.usual is None else settings.usual,
         )
         self.names = replace(names, family=name, heads=self.heads, settings=self.settings)
         self.oracle = names.oracle if oracle is None else oracle
         learns = of_padding(names.topology, pad_token_learns)
-        self.preset = None if fresh is None else Preset(names.topology, {**structure, **learns, **fresh})
+        chosen = {} if fresh is None else {**structure, **learns, **fresh}
+        if scales_in_embedding and chosen.get("embedding_scale") is not None:
+            chosen["scales_in_embedding"] = scales_in_embedding
+        self.preset = None if fresh is None else Preset(names.topology, chosen)
         self.extra_code = dict(extra_code or {})
 
     def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:

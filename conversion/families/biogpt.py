@@ -45,6 +45,7 @@ FAMILY = Family(
         computed=[SCALE, Computed(read_dropout)],
         training_only=["layerdrop"],
     ),
+    scales_in_embedding=True,
 )
 
 
@@ -71,4 +72,5 @@ XGLM = Family(
         training_only=["layerdrop"],
         contradictions=zeroed_position,
     ),
+    scales_in_embedding=True,
 )

@@ -47,4 +47,5 @@ FAMILY = Family(
         extra_fields=["per_layer_config", "global_head_dim", "num_global_key_value_heads"],
         reads_whole=False,
     ),
+    scales_in_embedding="rounded",
 )

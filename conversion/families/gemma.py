@@ -78,6 +78,7 @@ GEMMA = Family(
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH},
     settings=DecoderSettings(computed=[SCALE], unsupported=FORWARD),
+    scales_in_embedding="rounded",
 )
 GEMMA2 = Family(
     "gemma2",
@@ -90,6 +91,7 @@ GEMMA2 = Family(
         computed=[SCALE, SCORES],
         unsupported=FORWARD,
     ),
+    scales_in_embedding="rounded",
 )
 GEMMA3 = Family(
     "gemma3_text",
@@ -102,6 +104,7 @@ GEMMA3 = Family(
         rope=RopeByLayerType(),
         computed=[SCALE, SCORES, Computed(check_cap), BothWays()],
     ),
+    scales_in_embedding="rounded",
 )
 VAULT = Family(
     "vaultgemma",
@@ -118,4 +121,5 @@ VAULT = Family(
         }
     ),
     settings=DecoderSettings(fields=CAPS, computed=[SCALE, SCORES]),
+    scales_in_embedding="rounded",
 )

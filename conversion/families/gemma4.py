@@ -290,4 +290,5 @@ GEMMA4 = Family(
         extra_fields=["per_layer_config", *GLOBAL.values()],
         reads_whole=False,
     ),
+    scales_in_embedding="rounded",
 )

@@ -46,4 +46,5 @@ FAMILY = Family(
     },
     names=BartNames(logits_bias=False),
     settings=bart_settings(fixed={"classifier_dropout": None}, computed=[Computed(_read_offset, _write_offset)]),
+    scales_in_embedding=True,
 )

@@ -56,4 +56,5 @@ FAMILY = Family(
         computed=[Factor("scale_emb", "embedding_scale"), Computed(read_factors, write_factors)],
         **LATENT_SETTINGS,
     ),
+    scales_in_embedding="rounded",
 )

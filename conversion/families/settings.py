@@ -66,9 +66,10 @@ class Settings:
         not_none: our fields that the family cannot express as None.
         without_effect: our fields that change nothing in its models, so that they need not come back.
         former: what earlier releases called settings.
-        family, model_type, config_class, heads, structure, pad_token_learns: the family enters its own: its name, the
-            official `model_type`, the name of the official configuration class, its heads, its structure, and whether
-            the official class trains the embedding of padding.
+        family, model_type, config_class, heads, structure, pad_token_learns, scales_in_embedding: the family enters
+            its own: its name, the official `model_type`, the name of the official configuration class, its heads, its
+            structure, whether the official class trains the embedding of padding, and whether its embedding module
+            scales.
         low_bits: whether linear layers may keep 4-bit weights, which the names say.
     """
 
@@ -90,6 +91,7 @@ class Settings:
     structure: Mapping[str, Any] = field(default_factory=dict)
     low_bits: bool = False
     pad_token_learns: bool = False
+    scales_in_embedding: bool | str = False
 
     always_unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
@@ -206,6 +208,8 @@ class Settings:
         settings = {**self.constant, **learns, "architectures": [head.ours], **settings}
         for value in self.values:
             settings.update(value.read(seen))
+        if self.scales_in_embedding and settings.get("embedding_scale") is not None:
+            settings["scales_in_embedding"] = self.scales_in_embedding
         settings.update(common_entries(config, self.defaults.num_labels))
         return settings
 

@@ -36,6 +36,7 @@ NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     (("relative_bias_per_layer",), "position_type", RELATIVE_BIAS),
     (("rope_parameters", "rope_layers"), "position_type", ("rotary",)),
     (("token_dropout", "mask_token_id"), "token_dropout", ()),
+    (("scales_in_embedding",), "embedding_scale", ()),
     (("position_offset", "padding_position"), "position_type", (*LEARNED, *SINUSOIDAL)),
     (("first_attention_norm",), "norm_placement", ("pre",)),
     (("first_attention_norm",), "residual", ("sequential",)),

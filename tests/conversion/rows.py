@@ -1,5 +1,6 @@
 """Rows of settings of official families, and what their tests do with each."""
 
+import copy
 import inspect
 from typing import Any, NamedTuple
 
@@ -98,11 +99,15 @@ def model_of(row, usual, head=None, **more):
     return model
 
 
-def assert_trains_padding_as(folder, theirs):
-    """In the model of a folder, the embedding of padding learns as in the official one."""
-    with torch.device("meta"):
-        ours = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
-    assert ours.get_input_embeddings().padding_idx == theirs.get_input_embeddings().padding_idx
+@torch.no_grad()
+def assert_embeds_as(folder, theirs):
+    """The embedding of a folder's model looks up what the official one does, and trains the same rows."""
+    ours = transformers.AutoModel.from_pretrained(folder).get_input_embeddings()
+    theirs = copy.deepcopy(theirs.get_input_embeddings())
+    assert ours.padding_idx == theirs.padding_idx
+    ids = torch.arange(theirs.num_embeddings)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(ours.to(dtype)(ids), theirs.to(dtype)(ids))
 
 
 def assert_there_and_back(folder, row, theirs, computed=()):
@@ -117,7 +122,8 @@ def assert_there_and_back(folder, row, theirs, computed=()):
     assert len(list(src.glob("*.safetensors"))) > row.shards
     report = there_and_back(folder, verify="full")
     assert report.family == row.family
-    assert_trains_padding_as(dst, theirs)
+    if Version(transformers.__version__) >= Version("5.23"):  # older classes of some families scale elsewhere
+        assert_embeds_as(dst, theirs)
     assert_loads_as(back, theirs)
     (dst / "conversion.json").unlink()
     assert_verified(convert(dst, folder / "fresh", to_official=True, family=row.family, verify="quick"))

@@ -22,6 +22,7 @@ from .relative_keys import RelativeKeys
 from .release import FORMAT, STAMP, VERSION
 from .rotary import RotaryFields, make_rotary
 from .runtime import by_package
+from .scaled_embedding import ScaledEmbeddingFields
 from .sinusoidal import SinusoidalPositions
 from .vector_positions import LearnedPositions, VectorPositionFields
 
@@ -37,6 +38,7 @@ _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, nev
 
 
 class BlockformerConfig(
+    ScaledEmbeddingFields,
     NormFields,
     RotaryFields,
     RelativeBiasFields,
@@ -77,7 +79,7 @@ class BlockformerConfig(
         token_dropout = hidden_size_per_layer_input = final_projection_size = None
         position_offset, padding_position = 0, "index"
         router_aux_loss_coef = 0.0  # TRL takes a model without a 0 here for one with experts
-        relative_bias_per_layer = router_selection_bias = layer_scale = is_varied = False
+        relative_bias_per_layer = router_selection_bias = layer_scale = is_varied = scales_in_embedding = False
 
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")

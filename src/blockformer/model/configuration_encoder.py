@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .release import VERSION  # noqa: F401
     from .rotary import RotaryPositions  # noqa: F401
     from .runtime import Runtime  # noqa: F401
+    from .scaled_embedding import ScaledEmbedding  # noqa: F401
     from .sinusoidal import SinusoidalPositions  # noqa: F401
     from .stack import Stack  # noqa: F401
     from .task_heads import TokenClassification  # noqa: F401

@@ -39,6 +39,7 @@ from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
 from .rounded_frequencies import RoundedFrequencies  # noqa: F401
 from .runtime import Runtime  # noqa: F401
+from .scaled_embedding import ScaledEmbedding  # noqa: F401
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack
 from .task_heads import Classification, Classifier, QuestionAnswering, SequenceClassification, TokenClassification

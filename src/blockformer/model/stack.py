@@ -22,6 +22,7 @@ from .layer import Earlier, LayerInputs, StackInputs, layer_class
 from .normalization import make_norm
 from .positions import counted_positions, flattened_positions, rotations_of, sequence_numbers
 from .pretrained_model import BlockformerPreTrainedModel
+from .scaled_embedding import ScaledEmbedding
 from .vector_positions import padding_before
 
 logger = logging.get_logger(__name__)
@@ -38,14 +39,16 @@ class Stack(BlockformerPreTrainedModel):
     def __init__(self, config, is_causal: bool, has_cross_attention: bool = False):
         super().__init__(config)
         self.is_causal, self.has_cross_attention = is_causal, has_cross_attention
-        self.embedding_scale, self.dropout = config.embedding_scale, config.hidden_dropout
+        scales_inside = config.embedding_scale is not None and config.scales_in_embedding
+        self.embedding_scale, self.dropout = None if scales_inside else config.embedding_scale, config.hidden_dropout
 
         # In most official classes, padding teaches the embeddings nothing, even where a head reads its states.
         usual, learns = config.is_decoder or config.is_encoder_decoder, config.pad_token_learns
         padding_idx = None if (usual if learns is None else learns) else config.pad_token_id
         num_layers, vocab_size = config.stack_sizes(is_decoder=is_causal)
         width = config.embedding_size
-        self.embed_tokens = nn.Embedding(vocab_size, config.token_size, padding_idx)
+        table = (vocab_size, config.token_size, padding_idx)
+        self.embed_tokens = ScaledEmbedding(*table, config) if scales_inside else nn.Embedding(*table)
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
         narrow = None if config.token_embedding_size == config.hidden_size else config.token_embedding_size

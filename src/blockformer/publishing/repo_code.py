@@ -37,6 +37,7 @@ OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "relative_keys": ("position_type", RELATIVE_KEYS),
     "rounded_frequencies": ("frequency_dtype", ()),
     "rotary": ("position_type", ("rotary",)),
+    "scaled_embedding": ("scales_in_embedding", ()),
     "sinusoidal": ("position_type", SINUSOIDAL),
     "token_dropout": ("token_dropout", ()),
     "token_inputs": ((*OF_LAYERS, "final_projection_size"), ()),
