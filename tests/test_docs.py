@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -188,6 +189,16 @@ def test_the_family_that_is_added_on_the_page_is_the_one_that_is_there(name):
     assert table == (families / "jais2.py").read_text(encoding="utf-8")
     starcoder2 = (families / "starcoder2.py").read_text(encoding="utf-8")
     assert all(line in starcoder2 for line in unusual.splitlines())
+
+
+def test_no_file_holds_the_marks_of_a_merge():
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split(
+        "\n"
+    )
+    for name in files:
+        if name.endswith((".md", ".py", ".toml", ".yml")):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            assert not re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE), name
 
 
 def test_links_of_every_page_lead_somewhere():

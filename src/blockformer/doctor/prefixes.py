@@ -13,7 +13,7 @@ OF = {
     f"{PARALLEL}.": "DistributedDataParallel or DeepSpeed",
     PEFT: "PEFT",
     "pretrained_model.": "TRL's model with a value head",
-    "model.": "a class around the model, such as a LightningModule",
+    "model.": "a class around the model, such as a LightningModule,",
     "_forward_module.": "Lightning Fabric",
 }
 """Beginnings of names -> what puts them there."""

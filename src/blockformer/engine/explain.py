@@ -192,9 +192,7 @@ def _named(sources: str, beams: int) -> str:
 
 def _layers(stack: Stack) -> Part:
     name = "the prompt's layers" if stack.is_causal else "the encoder's layers"
-    is_prepared = any(isinstance(module, QuickLinear | PackedLinear) for module in stack.modules())
-    is_prepared = is_prepared or isinstance(stack.runtime, AcceleratorRuntime)
-    return Part(name, "layer by layer", "" if is_prepared else _PREPARE)
+    return Part(name, "layer by layer", "" if isinstance(stack.runtime, PreparedRuntime) else _PREPARE)
 
 
 def _products(model) -> list[Part]:

@@ -64,7 +64,8 @@ def unmerged_adapter(names: Collection[str]) -> tuple[str, str] | None:
     Args:
         names: of the tensors.
     """
-    found = [name for name in names if OF_LORA.search(name)]
+    # PyTorch's parametrizations are told by name where tensors are read.
+    found = [name for name in names if OF_LORA.search(name) and ".parametrizations." not in name]
     if not found or any(".base_layer." in name for name in names):  # a whole model as PEFT wraps it: `of_a_wrapper`
         return None
     count = "1 matrix" if len(found) == 1 else f"{len(found)} matrices"
