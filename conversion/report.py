@@ -28,7 +28,7 @@ class ConversionReport(RepoReport):
         return "" if self.parity is None else self.parity.why_not_verified
 
     def compared(self, start: str) -> str:
-        """What the card says of the comparison: after this start a line for each figure, or why there are none."""
+        """What the card says of the comparison: after this start a line for each figure, or why it has none."""
         if self.parity is None:
             return "Not compared: the conversion ran without verification."
         if self.not_verified:

@@ -58,7 +58,7 @@ class PhimoeNames(ExpertNames):
 
     def notes(self, variant):
         """See `Names.notes`."""
-        return ["in training, the official router draws experts at random; this one takes those of evaluation"]
+        return ["in training, the official router draws experts at random; this one chooses them as in evaluation"]
 
 
 FAMILY = Family(

@@ -86,7 +86,7 @@ TOOLS = (
 )  # fmt: skip
 ONE_CLASS = "ours: one class has layers with and without experts, and these tests assume that it has them"
 TURNED = "ours: rotary tables are laid out to save a negation in each layer"
-ONE_FIELD = "ours: `sliding_window` is None where there is none; there is no second field that says so"
+ONE_FIELD = "ours: a model without a window has `sliding_window=None`, and no second field says so"
 NO_INPUTS_EMBEDS = "transformers: the official classifiers of T5 and BART refuse inputs_embeds"
 PARTS_BESIDE = "transformers: the official T5 keeps its parts next to the head"
 NAMED_TWICE = "transformers: its config has `num_experts` under a second name, by which it is saved"

@@ -10,11 +10,11 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 import blockformer
-from blockformer.conversion import ConversionError, convert, from_official
+from blockformer.conversion import from_official
 from blockformer.doctor import diagnose
-from blockformer.trust import verify
 
-from ..conversion.oracles import edit_tensors, official_folder
+from ..conversion.oracles import edit_tensors
+from .doors import refusal, verified
 from .test_own_code import llama2_c, write_numbers
 from .zero_layout import write_zero
 
@@ -126,27 +126,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A folder with the model in the official layout and one in ours."""
-    home = tmp_path_factory.mktemp("models")
-    official_folder(home / "official", "qwen3", tie_word_embeddings=False)
-    convert(home / "official", home / "ours", verify=False)
-    return home
-
-
-def door(function, folder):
-    """What a door says of a folder, which it does not open."""
-    with pytest.raises((ConversionError, OSError, ValueError)) as caught:
-        function(folder)
-    return str(caught.value)
-
-
-def verified(folder):
-    """Raise what verify says."""
-    raise ConversionError("; ".join(said for each in verify(folder).problems.values() for said in each))
-
-
 DOORS = {
     "from_official": (from_official, "official"),
     "from_pretrained": (blockformer.BlockformerDecoderForCausalLM.from_pretrained, "ours"),
@@ -161,7 +140,7 @@ def test_every_door_says_what_it_is(tmp_path, models, kind):
     heard = {}
     for name, (function, layout) in DOORS.items():
         make(shutil.copytree(models / layout, tmp_path / name / "folder"))
-        heard[name] = door(function, tmp_path / name / "folder")
+        heard[name] = refusal(function, tmp_path / name / "folder")
     findings = diagnose(tmp_path / "from_official" / "folder").findings
     heard["doctor"] = " ".join(f"{each.sentence} | {each.remedy}" for each in findings)
     for name, text in heard.items():

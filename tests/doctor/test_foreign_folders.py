@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 import blockformer
 from blockformer.cli.entry import main
-from blockformer.conversion import ConversionError, convert, from_official
+from blockformer.conversion import convert, from_official
 from blockformer.doctor import diagnose, mend
-from blockformer.trust import verify
 
-from ..conversion.oracles import edit_config, edit_tensors, official_folder, stored
+from ..conversion.oracles import edit_config, edit_tensors, stored
+from .doors import refusal, verified
 from .test_broken_folders import INDEX, LORA, POINTER, WEIGHTS, in_two, instead, pickled, sentences, taken
 
 
@@ -194,27 +194,6 @@ KINDS = {
     "no config": (no_config, {"": "config.json is missing.*there is one in 'hf'", "verify": "no config.json, so"}),
     **{f"exported, {name}": (instead(name), f"this is a model for {what}") for name, what in EXPORTED.items()},
 }
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """A folder with the model in the official layout and one in ours."""
-    home = tmp_path_factory.mktemp("models")
-    official_folder(home / "official", "qwen3", tie_word_embeddings=False)
-    convert(home / "official", home / "ours", verify=False)
-    return home
-
-
-def refusal(function, *arguments):
-    """What a door says of a folder, which it does not open."""
-    with pytest.raises((ConversionError, OSError, ValueError)) as caught:
-        function(*arguments)
-    return str(caught.value)
-
-
-def verified(folder):
-    """Raise what verify says."""
-    raise ConversionError("; ".join(said for each in verify(folder).problems.values() for said in each))
 
 
 @pytest.mark.parametrize("kind", KINDS)

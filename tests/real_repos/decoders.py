@@ -36,6 +36,8 @@ GEMMA_TURNS = (
     "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] "
     "+ '<end_of_turn>\n' }}{% endfor %}"
 )
+GEMMA_4_WRITES = {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 5], "pad_token_id": 0, "temperature": 1.0,
+                  "top_k": 64, "top_p": 0.95, "transformers_version": "5.5.0.dev0"}  # fmt: skip
 LATENT = {"kv_lora_rank": 16, "num_key_value_heads": 4, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 8}
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
@@ -846,8 +848,7 @@ RECORDS = (
             }),
         ),
         dtype="bfloat16",
-        generation={"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 5], "pad_token_id": 0, "temperature": 1.0,
-                    "top_k": 64, "top_p": 0.95, "transformers_version": "5.5.0.dev0"},
+        generation=GEMMA_4_WRITES,
         card={"license": "apache-2.0", "base_model": "google/gemma-4-E2B"},
         known="assumed",
         quick=True,
@@ -873,8 +874,7 @@ RECORDS = (
         partial(gemma, config={"chat_template": GEMMA_TURNS, "processor_class": "Gemma4Processor"}),
         spelling=(NO_HEAD,),
         dtype="bfloat16",
-        generation={"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 5], "pad_token_id": 0, "temperature": 1.0,
-                    "top_k": 64, "top_p": 0.95, "transformers_version": "5.5.0.dev0"},
+        generation=GEMMA_4_WRITES,
         card={"license": "apache-2.0", "base_model": "google/gemma-4-26B-A4B"},
         known="assumed",
         quick=True,

@@ -105,7 +105,7 @@ def fill(attention, states, cache) -> None:
     Args:
         attention: a cross-attention.
         states: the encoder's, [B * n, S, C].
-        cache: of which a `CrossLayer` holds those of n equal rows once.
+        cache: a `CrossLayer` of it holds n equal rows once.
     """
     layers, index = cache.cross_attention_cache.layers, attention.layer_idx
     beams = getattr(layers[index], "most_beams", 1) if index < len(layers) else 1

@@ -174,7 +174,7 @@ class _Call:
 
     Args:
         watched: the model's modules.
-        by_graphs: whether steps are those of a GPU.
+        by_graphs: whether the steps are a GPU's.
     """
 
     def __init__(self, model, input_ids, named: dict, watched: Modules, by_graphs: bool):

@@ -26,7 +26,7 @@ from .watched import unknown_code
 
 logger = logging.get_logger(__name__)
 
-_NO_CODE = "there is no code for such a batch, since compiling it failed"
+_NO_CODE = "code for such a batch could not be compiled"
 
 
 class CompiledSteps:

@@ -167,7 +167,7 @@ def _check_cache(past_key_values, batch: int, length: int, past) -> None:
     """The cache can work here, holds this batch's rows and has room for its tokens."""
     own = getattr(past_key_values, "self_attention_cache", past_key_values)
     if getattr(own, "offloading", False) and not torch.cuda.is_available():
-        raise ValueError("an offloaded cache needs a CUDA device, and there is none here: use another cache.")
+        raise ValueError("an offloaded cache needs a CUDA device, which this machine lacks: use another cache.")
     layers = own_layers(past_key_values)
     keys = getattr(layers[0], "keys", None) if layers else None
     if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
