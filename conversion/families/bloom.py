@@ -17,7 +17,6 @@ def exact_slices(official):
 
 FAMILY = Family(
     "bloom",
-    "BloomConfig",
     decoder_heads(
         "BloomForCausalLM BloomModel BloomForSequenceClassification "
         "BloomForTokenClassification BloomForQuestionAnswering",

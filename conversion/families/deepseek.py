@@ -59,7 +59,6 @@ class LatentRope(Rope):
     """Sizes of a head's parts, of which one turns, and a scale of the scores that depends on the rotary parameters."""
 
     def read(self, official):
-        """See `Value.read`."""
         config = official.config
         rotated, whole = config.qk_rope_head_dim, config.qk_nope_head_dim + config.qk_rope_head_dim
         rope = super().read(official)["rope_parameters"]
@@ -74,7 +73,6 @@ class LatentRope(Rope):
         }
 
     def write(self, config, head):
-        """See `Value.write`."""
         rope = dict(config.rope_parameters or {})
         rotated = rotary_size(rope, config.head_dim)
         rope.pop("partial_rotary_factor", None)
@@ -115,7 +113,6 @@ LATENT_FIELDS = {name: name for name in ("kv_lora_rank", "q_lora_rank", "v_head_
 SETTINGS: dict[str, Any] = {**LATENT_SETTINGS, "without_effect": ("router_aux_loss_coef", "output_router_logits")}
 DEEPSEEK_V2 = Family(
     "deepseek_v2",
-    "DeepseekV2Config",
     "DeepseekV2ForCausalLM DeepseekV2Model DeepseekV2ForSequenceClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6, "norm_topk_prob": False, "router_float32": True},
     fresh={**FRESH, "shared_expert_intermediate_size": 768, "experts_per_group_score": 1},
@@ -136,7 +133,6 @@ DEEPSEEK_V2 = Family(
 )
 DEEPSEEK_V3 = Family(
     "deepseek_v3",
-    "DeepseekV3Config",
     "DeepseekV3ForCausalLM DeepseekV3Model DeepseekV3ForSequenceClassification DeepseekV3ForTokenClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6, **SIGMOID_ROUTER},
     fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
@@ -165,7 +161,6 @@ DEEPSEEK_V3 = Family(
 # Checkpoints hold a layer after the last one, which predicts one token more.
 GLM4_MOE_LITE = Family(
     "glm4_moe_lite",
-    "Glm4MoeLiteConfig",
     "Glm4MoeLiteForCausalLM Glm4MoeLiteModel",
     structure={
         **LLAMA,
@@ -195,7 +190,6 @@ GLM4_MOE_LITE = Family(
 # Youtu-LLM (Tencent, 2025): Llama with DeepSeek's latent attention.
 YOUTU = Family(
     "youtu",
-    "YoutuConfig",
     "YoutuForCausalLM YoutuModel",
     structure={**LLAMA, "latent_norm_eps": 1e-6},
     fresh={**rotary(1_600_000.0, 0.5), "kv_lora_rank": 128, "q_lora_rank": 192, "tie_word_embeddings": True},

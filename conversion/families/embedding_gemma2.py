@@ -14,7 +14,6 @@ from .shared import ATTENTION, FOUR_NORMS, MLP, OUTER, Q_AND_K_NORM, fields_with
 
 FAMILY = Family(
     "embedding_gemma2_text",
-    "EmbeddingGemma2TextConfig",
     "EmbeddingGemma2TextModel",
     structure={**STRUCTURE, "bidirectional": True, "token_input_table": False},
     names=DecoderNames(

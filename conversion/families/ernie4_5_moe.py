@@ -37,7 +37,6 @@ def _write_layers(config, head) -> dict[str, Any]:
 
 FAMILY = Family(
     "ernie4_5_moe",
-    "Ernie4_5_MoeConfig",
     decoder_heads("Ernie4_5_MoeForCausalLM Ernie4_5_MoeModel", head_bias=True),
     structure={**LLAMA, "router_selection_bias": True},
     fresh={**rotary(500_000.0), **FINE, "shared_expert_intermediate_size": 768, "tie_word_embeddings": True},

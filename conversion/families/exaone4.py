@@ -19,7 +19,6 @@ def write_rotating(config, head):
 
 FAMILY = Family(
     "exaone4",
-    "Exaone4Config",
     "Exaone4ForCausalLM Exaone4Model Exaone4ForSequenceClassification "
     "Exaone4ForTokenClassification Exaone4ForQuestionAnswering",
     structure={**LLAMA, "norm_placement": "output", "qk_norm": True},

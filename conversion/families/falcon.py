@@ -70,7 +70,6 @@ def norm_rules(config):
 
 FAMILY = Family(
     "falcon",
-    "FalconConfig",
     decoder_heads(
         "FalconForCausalLM FalconModel FalconForSequenceClassification FalconForTokenClassification "
         "FalconForQuestionAnswering",

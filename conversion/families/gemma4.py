@@ -94,7 +94,6 @@ class Heads:
         self.says_shared = says_shared
 
     def read(self, official):
-        """See `Value.read`."""
         config, by_type = official.config, {}
         usual = _heads_of(config, SLIDING if SLIDING in config.layer_types else FULL)
         found = _heads_of(config, FULL)
@@ -103,7 +102,6 @@ class Heads:
         return {**usual, "attention_by_type": {FULL: by_type} if by_type else None}
 
     def write(self, config, head):
-        """See `Value.write`."""
         if strange := sorted(set(config.attention_by_type or {}) - {FULL}):
             raise NotExpressible("attention_by_type", f"of {FULL} only", strange[0])
         usual = {name: getattr(config, name) for name in HEADS}
@@ -188,7 +186,6 @@ class SharingNames(DecoderNames):
     """The names of a decoder whose last layers have no keys and values of their own."""
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
-        """See `DecoderNames.stack_rules`."""
         rules = super().stack_rules(config)
         networks = module_rules(BOTH if config.num_experts else DENSE)
         networks += [Rule(theirs, ours) for theirs, ours in BOTH_TENSORS.items()] if config.num_experts else []
@@ -253,8 +250,8 @@ STRUCTURE = {
 }
 GEMMA4 = Family(
     "gemma4_text",
-    "Gemma4TextConfig",
     "Gemma4ForCausalLM Gemma4TextModel",
+    config_class="Gemma4TextConfig",
     structure=STRUCTURE,
     fresh={
         "hidden_act": "gelu_pytorch_tanh",

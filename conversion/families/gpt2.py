@@ -99,11 +99,9 @@ class GPT2Names(DecoderNames):
     """GPT-2's names; its first checkpoints hold more than today's."""
 
     def stack_rules(self, config):
-        """See `DecoderNames.stack_rules`."""
         return stack_rules(config)
 
     def notes_on_writing(self, config):
-        """See `Names.notes_on_writing`."""
         absent = [name for name in BIASES if not getattr(config, name)]
         return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
 
@@ -112,7 +110,6 @@ class GPT2Names(DecoderNames):
         return True
 
     def check_ignored(self, name, tensor):
-        """See `Names.check_ignored`."""
         if name.endswith(".masked_bias"):
             value = torch.tensor(MASKED, dtype=tensor.dtype) if tensor.dtype.is_floating_point else None
             is_value = value is not None and tensor.numel() == 1 and torch.equal(tensor.reshape(()), value)
@@ -146,7 +143,6 @@ class GPT2Settings(DecoderSettings):
 
 FAMILY = Family(
     "gpt2",
-    "GPT2Config",
     decoder_heads(
         "GPT2LMHeadModel GPT2Model GPT2ForSequenceClassification GPT2ForTokenClassification GPT2ForQuestionAnswering",
         "transformer.",

@@ -21,7 +21,6 @@ KEYS = Computed(
 )
 FAMILY = Family(
     "gpt_bigcode",
-    "GPTBigCodeConfig",
     decoder_heads(
         "GPTBigCodeForCausalLM GPTBigCodeModel GPTBigCodeForSequenceClassification GPTBigCodeForTokenClassification",
         "transformer.",

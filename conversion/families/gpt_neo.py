@@ -29,7 +29,6 @@ def write_layers(config, head):
 
 FAMILY = Family(
     "gpt_neo",
-    "GPTNeoConfig",
     decoder_heads(
         "GPTNeoForCausalLM GPTNeoModel GPTNeoForSequenceClassification "
         "GPTNeoForTokenClassification GPTNeoForQuestionAnswering",

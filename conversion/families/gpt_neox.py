@@ -27,7 +27,6 @@ def by_head(config, rows):
 
 FAMILY = Family(
     "gpt_neox",
-    "GPTNeoXConfig",
     decoder_heads(
         "GPTNeoXForCausalLM GPTNeoXModel GPTNeoXForSequenceClassification "
         "GPTNeoXForTokenClassification GPTNeoXForQuestionAnswering",
@@ -63,7 +62,6 @@ FAMILY = Family(
 # Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns.
 PERSIMMON = Family(
     "persimmon",
-    "PersimmonConfig",
     "PersimmonForCausalLM PersimmonModel PersimmonForSequenceClassification PersimmonForTokenClassification",
     structure=ROTARY_GPT,
     fresh={**rotary(25_000.0, 0.5), "hidden_act": "relu2", "qk_norm": True, "norm_eps": 1e-5},

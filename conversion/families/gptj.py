@@ -38,7 +38,6 @@ NAMES: dict[str, Any] = {
 SETTINGS = DecoderSettings(rope=RotaryPart(), computed=[InnerSize("n_inner")])
 GPTJ = Family(
     "gptj",
-    "GPTJConfig",
     decoder_heads(
         "GPTJForCausalLM GPTJModel GPTJForSequenceClassification GPTJForQuestionAnswering",
         "transformer.",
@@ -60,7 +59,6 @@ GPTJ = Family(
 )
 CODEGEN = Family(
     "codegen",
-    "CodeGenConfig",
     decoder_heads("CodeGenForCausalLM CodeGenModel", "transformer.", head_bias=True),
     structure=STRUCTURE,
     fresh=FRESH,

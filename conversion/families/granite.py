@@ -30,7 +30,6 @@ SETTINGS: dict[str, Any] = {
 }
 FAMILY = Family(
     "granite",
-    "GraniteConfig",
     "GraniteForCausalLM GraniteModel",
     structure=LLAMA,
     fresh=FRESH,

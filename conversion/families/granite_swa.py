@@ -18,7 +18,6 @@ class RopeByLayer(Rope):
     """One set of rotary parameters, and a list with each layer's theta: 0 where it does not rotate."""
 
     def read(self, official):
-        """See `Value.read`."""
         rope, thetas = super().read(official)["rope_parameters"], official.config.layer_rope_theta
         by_type: dict[str, Any] = {}
         for kind, theta in zip(official.config.layer_types, thetas, strict=True):
@@ -34,7 +33,6 @@ class RopeByLayer(Rope):
         return {"rope_parameters": rope, "rope_layers": None if all(thetas) else [bool(theta) for theta in thetas]}
 
     def write(self, config, head):
-        """See `Value.write`."""
         given = config.rope_parameters or {}
         by_type = {kind: given.get(kind, given) for kind in config.layer_types}
         first, *others = by_type.values()
@@ -54,7 +52,6 @@ SWA: dict[str, Any] = {
 }
 GRANITE_SWA = Family(
     "granite_swa",
-    "GraniteSWAConfig",
     "GraniteSWAForCausalLM GraniteSWAModel",
     structure=STRUCTURE,
     fresh={**FRESH, **all_but(4, 128), "tie_word_embeddings": True, "norm_eps": 1e-5},
@@ -63,7 +60,6 @@ GRANITE_SWA = Family(
 )
 GRANITEMOE_SWA = Family(
     "granitemoe_swa",
-    "GraniteMoeSWAConfig",
     "GraniteMoeSWAForCausalLM GraniteMoeSWAModel",
     structure=STRUCTURE,
     fresh={**FRESH, **FINE, **all_but(4, 128), "tie_word_embeddings": True},

@@ -35,7 +35,6 @@ def sparse_rules(config):
 FIELDS = {**SETTINGS["fields"], "intermediate_size": ("intermediate_size", "moe_intermediate_size")}
 FAMILY = Family(
     "granitemoe",
-    "GraniteMoeConfig",
     "GraniteMoeForCausalLM GraniteMoeModel",
     structure=LLAMA,
     fresh={**FRESH, **FINE},
@@ -44,7 +43,6 @@ FAMILY = Family(
 )
 SHARED = Family(
     "granitemoeshared",
-    "GraniteMoeSharedConfig",
     "GraniteMoeSharedForCausalLM GraniteMoeSharedModel",
     structure=LLAMA,
     fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},

@@ -68,7 +68,6 @@ def write_positions(config, head) -> dict[str, Any]:
 
 FAMILY = Family(
     "granitemoehybrid",
-    "GraniteMoeHybridConfig",
     "GraniteMoeHybridForCausalLM GraniteMoeHybridModel",
     structure=LLAMA,
     fresh={

@@ -22,7 +22,6 @@ def output_norms(config):
 
 FAMILY = Family(
     "hyperclovax",
-    "HyperCLOVAXConfig",
     "HyperCLOVAXForCausalLM HyperCLOVAXModel",
     structure=LLAMA,
     fresh={**rotary(100_000_000.0), "norm_placement": "pre_output", "norm_eps": 1e-5, "attention_scale": 0.0078125},

@@ -9,7 +9,6 @@ from .shared import ALL_BIASES, LLAMA
 # `attention_bias` also covers the output projection.
 FAMILY = Family(
     "llama",
-    "LlamaConfig",
     "LlamaForCausalLM LlamaModel LlamaForSequenceClassification LlamaForTokenClassification LlamaForQuestionAnswering",
     structure=LLAMA,
     fresh=rotary(10_000.0),
@@ -20,7 +19,6 @@ FAMILY = Family(
 # Qwen2 and Qwen2.5 (Yang et al., 2024): biases on queries, keys and values, none on the output projection.
 QWEN2 = Family(
     "qwen2",
-    "Qwen2Config",
     "Qwen2ForCausalLM Qwen2Model Qwen2ForSequenceClassification Qwen2ForTokenClassification Qwen2ForQuestionAnswering",
     structure={**LLAMA, "attention_bias": True},
     fresh=rotary(1_000_000.0),
@@ -30,7 +28,6 @@ QWEN2 = Family(
 # Qwen3 (Yang et al., 2025): a norm on queries and keys; `attention_bias` also covers the output projection.
 QWEN3 = Family(
     "qwen3",
-    "Qwen3Config",
     "Qwen3ForCausalLM Qwen3Model Qwen3ForSequenceClassification Qwen3ForTokenClassification Qwen3ForQuestionAnswering",
     structure={**LLAMA, "qk_norm": True},
     fresh=rotary(1_000_000.0),
@@ -40,7 +37,6 @@ QWEN3 = Family(
 # Mistral (Jiang et al., 2023): no biases, one sliding window for every layer.
 MISTRAL = Family(
     "mistral",
-    "MistralConfig",
     decoder_heads(
         "MistralForCausalLM MistralModel MistralForSequenceClassification "
         "MistralForTokenClassification MistralForQuestionAnswering",
@@ -54,7 +50,6 @@ MISTRAL = Family(
 # Ministral (2024) and CWM (Copet et al., 2025): Llama with windows in some of the layers.
 MINISTRAL = Family(
     "ministral",
-    "MinistralConfig",
     "MinistralForCausalLM MinistralModel MinistralForSequenceClassification "
     "MinistralForTokenClassification MinistralForQuestionAnswering",
     structure=LLAMA,
@@ -62,7 +57,6 @@ MINISTRAL = Family(
 )
 CWM = Family(
     "cwm",
-    "CwmConfig",
     "CwmForCausalLM CwmModel",
     structure=LLAMA,
     fresh={**rotary(1_000_000.0), **every(4, 8192), "norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2},
@@ -73,7 +67,6 @@ CWM = Family(
 # AFM (Arcee, 2025): Llama with a network without a gate, and squared ReLU.
 ARCEE = Family(
     "arcee",
-    "ArceeConfig",
     "ArceeForCausalLM ArceeModel ArceeForSequenceClassification ArceeForTokenClassification ArceeForQuestionAnswering",
     structure={**LLAMA, "gated_mlp": False},
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},
@@ -83,7 +76,6 @@ ARCEE = Family(
 # Helium (Kyutai, 2025): Llama whose heads turn neighbouring channels.
 HELIUM = Family(
     "helium",
-    "HeliumConfig",
     "HeliumForCausalLM HeliumModel HeliumForSequenceClassification HeliumForTokenClassification",
     structure=LLAMA,
     fresh={**rotary(100_000.0), "norm_eps": 1e-8},
@@ -95,7 +87,6 @@ HELIUM = Family(
 # Seed-OSS (ByteDance, 2025): Llama with a switch for each bias.
 SEED_OSS = Family(
     "seed_oss",
-    "SeedOssConfig",
     "SeedOssForCausalLM SeedOssModel SeedOssForSequenceClassification "
     "SeedOssForTokenClassification SeedOssForQuestionAnswering",
     structure=LLAMA,
@@ -109,7 +100,6 @@ SEED_OSS = Family(
 # ERNIE 4.5 without experts (Baidu, 2025): Llama whose heads turn neighbouring channels, with one switch for biases.
 ERNIE4_5 = Family(
     "ernie4_5",
-    "Ernie4_5Config",
     "Ernie4_5ForCausalLM Ernie4_5Model",
     structure=LLAMA,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5, "tie_word_embeddings": True},
@@ -121,16 +111,16 @@ ERNIE4_5 = Family(
 # InternLM3 (Shanghai AI Laboratory, 2025) and IQuest-Coder (IQuest Lab, 2026): own configs, and Llama's classes.
 INTERNLM3 = Family(
     "internlm3",
-    "InternLM3Config",
     "LlamaForCausalLM LlamaModel",
+    config_class="InternLM3Config",
     structure=LLAMA,
     fresh={**rotary(50_000_000.0), "norm_eps": 1e-5},
     names=DecoderNames(former_classes={"InternLM3ForCausalLM": "LlamaForCausalLM", "InternLM3Model": "LlamaModel"}),
 )
 IQUESTCODER = Family(
     "iquestcoder",
-    "IQuestCoderConfig",
     "LlamaForCausalLM LlamaModel",
+    config_class="IQuestCoderConfig",
     structure=LLAMA,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5},
     names=DecoderNames(former_classes={"IQuestCoderForCausalLM": "LlamaForCausalLM", "IQuestCoderModel": "LlamaModel"}),

@@ -28,7 +28,6 @@ def _write_offset(config, head):
 
 FAMILY = Family(
     "m2m_100",
-    "M2M100Config",
     bart_heads("M2M100ForConditionalGeneration M2M100Model"),
     structure={
         **STRUCTURE,

@@ -31,11 +31,11 @@ def sinusoid(positions: int, width: int) -> Tensor:
 ORACLE = Oracle(prepared=partial(with_table, sinusoid))
 FAMILY = Family(
     "marian",
-    "MarianConfig",
     [
         Head("MarianMTModel", f"{BOTH}ForConditionalGeneration", "model.", tensors={LM_HEAD: LM_HEAD}),
         Head("MarianModel", f"{BOTH}Model"),
     ],
+    config_class="MarianConfig",
     structure={**STRUCTURE, "position_type": "sinusoidal_halves"},
     fresh={
         **FRESH,
@@ -58,7 +58,6 @@ FAMILY = Family(
 )
 PEGASUS = Family(
     "pegasus",
-    "PegasusConfig",
     bart_heads("PegasusForConditionalGeneration PegasusModel"),
     structure={**STRUCTURE, "norm_placement": "pre", "position_type": "sinusoidal_halves"},
     fresh={

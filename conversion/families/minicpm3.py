@@ -37,7 +37,6 @@ def write_factors(config, head):
 
 FAMILY = Family(
     "minicpm3",
-    "MiniCPM3Config",
     "MiniCPM3ForCausalLM MiniCPM3Model MiniCPM3ForSequenceClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6},
     fresh={

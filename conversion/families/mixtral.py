@@ -12,7 +12,6 @@ from .with_experts import FINE, SIGMOID_ROUTER, ExpertNames
 # Mixtral (Jiang et al., 2024): Mistral with experts in every layer.
 MIXTRAL = Family(
     "mixtral",
-    "MixtralConfig",
     decoder_heads(
         "MixtralForCausalLM MixtralModel MixtralForSequenceClassification "
         "MixtralForTokenClassification MixtralForQuestionAnswering",
@@ -31,7 +30,6 @@ MIXTRAL = Family(
 # MiniMax-M2 (MiniMax, 2025): Mixtral with sigmoid scores, norms of queries and keys; a part of each head turns.
 MINIMAX_M2 = Family(
     "minimax_m2",
-    "MiniMaxM2Config",
     "MiniMaxM2ForCausalLM MiniMaxM2Model",
     structure={**LLAMA, "qk_norm": "projection", **SIGMOID_ROUTER},
     fresh={**rotary(5_000_000.0, 0.5), **FINE},

@@ -48,7 +48,6 @@ def write_attention(config, head):
 
 FAMILY = Family(
     "mpt",
-    "MptConfig",
     decoder_heads(
         "MptForCausalLM MptModel MptForSequenceClassification MptForTokenClassification MptForQuestionAnswering",
         "transformer.",

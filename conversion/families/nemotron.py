@@ -8,7 +8,6 @@ from .shared import ALL_BIASES, ROTARY_GPT
 
 FAMILY = Family(
     "nemotron",
-    "NemotronConfig",
     "NemotronForCausalLM NemotronModel NemotronForSequenceClassification "
     "NemotronForTokenClassification NemotronForQuestionAnswering",
     structure={**ROTARY_GPT, "norm_weight": "zero_centered"},

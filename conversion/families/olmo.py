@@ -13,7 +13,6 @@ from .shared import ATTENTION, LLAMA, MLP
 STRUCTURE = {**LLAMA, "norm_placement": "output", "qk_norm": "projection"}
 OLMO = Family(
     "olmo",
-    "OlmoConfig",
     "OlmoForCausalLM OlmoModel OlmoForSequenceClassification",
     structure={**LLAMA, "norm_type": "layer_norm", "norm_weight": "none", "norm_bias": False, "norm_eps": 1e-5},
     fresh={**rotary(10_000.0), "clip_qkv": 8.0},
@@ -22,14 +21,12 @@ OLMO = Family(
 )
 OLMO2 = Family(
     "olmo2",
-    "Olmo2Config",
     "Olmo2ForCausalLM Olmo2Model Olmo2ForSequenceClassification",
     structure=STRUCTURE,
     fresh=rotary(500_000.0),
 )
 OLMO3 = Family(
     "olmo3",
-    "Olmo3Config",
     "Olmo3ForCausalLM Olmo3Model Olmo3ForSequenceClassification",
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},

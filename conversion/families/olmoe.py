@@ -10,7 +10,6 @@ FIELDS = {"intermediate_size": ("intermediate_size", "moe_intermediate_size")}
 
 OLMOE = Family(
     "olmoe",
-    "OlmoeConfig",
     "OlmoeForCausalLM OlmoeModel",
     structure={**LLAMA, "qk_norm": "projection"},
     fresh={**rotary(10_000.0), **FINE, "norm_topk_prob": False},
@@ -19,7 +18,6 @@ OLMOE = Family(
 )
 FLEX_OLMO = Family(
     "flex_olmo",
-    "FlexOlmoConfig",
     "FlexOlmoForCausalLM FlexOlmoModel",
     structure={**LLAMA, "norm_placement": "output", "qk_norm": "projection"},
     fresh={**rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},

@@ -62,7 +62,6 @@ def norm_rules(config):
 
 FAMILY = Family(
     "opt",
-    "OPTConfig",
     decoder_heads(
         "OPTForCausalLM OPTModel OPTForSequenceClassification OPTForQuestionAnswering",
         "model.decoder.",

@@ -21,7 +21,6 @@ def write_trained_length(config, head):
 
 PHI = Family(
     "phi",
-    "PhiConfig",
     decoder_heads("PhiForCausalLM PhiModel PhiForSequenceClassification PhiForTokenClassification", head_bias=True),
     structure={**ROTARY_GPT, "residual": "parallel_shared_norm", "lm_head_bias": True},
     fresh={**rotary(10_000.0, 0.5), "hidden_act": "gelu_new", "norm_eps": 1e-5},
@@ -44,7 +43,6 @@ PHI = Family(
 )
 PHI3 = Family(
     "phi3",
-    "Phi3Config",
     "Phi3ForCausalLM Phi3Model Phi3ForSequenceClassification Phi3ForTokenClassification",
     structure=LLAMA,
     fresh=rotary(10_000.0),

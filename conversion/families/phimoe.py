@@ -23,7 +23,6 @@ class RopeWithMscale(Rope):
     """Rotary parameters whose "longrope" has its factor of cosines and sines for short and for long texts."""
 
     def read(self, official):
-        """See `Value.read`."""
         rope = super().read(official)["rope_parameters"]
         if rope["rope_type"] == "default":
             return {"rope_parameters": rope}
@@ -37,7 +36,6 @@ class RopeWithMscale(Rope):
         return {"rope_parameters": {**rest, "attention_factor": short}}
 
     def write(self, config, head):
-        """See `Value.write`."""
         rope = dict(config.rope_parameters or {})
         if rope.get("rope_type") == "default":
             return {"rope_parameters": rope}
@@ -57,13 +55,11 @@ class PhimoeNames(ExpertNames):
     """The names of Phi-3.5-MoE, whose official router computes something else in training."""
 
     def notes(self, variant):
-        """See `Names.notes`."""
         return ["in training, the official router draws experts at random; this one chooses them as in evaluation"]
 
 
 FAMILY = Family(
     "phimoe",
-    "PhimoeConfig",
     decoder_heads("PhimoeForCausalLM PhimoeModel PhimoeForSequenceClassification", head_bias=True),
     structure={**LLAMA, "norm_type": "layer_norm", "norm_topk_prob": False, "num_experts_per_tok": 2},
     fresh={

@@ -12,7 +12,6 @@ from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 # Qwen2-MoE (Qwen team, 2024): experts in addition to one for every token, whose output has a learned factor.
 QWEN2_MOE = Family(
     "qwen2_moe",
-    "Qwen2MoeConfig",
     decoder_heads(
         "Qwen2MoeForCausalLM Qwen2MoeModel Qwen2MoeForSequenceClassification "
         "Qwen2MoeForTokenClassification Qwen2MoeForQuestionAnswering",
@@ -28,7 +27,6 @@ QWEN2_MOE = Family(
 # Qwen3-MoE (Yang et al., 2025): Qwen3 with experts.
 QWEN3_MOE = Family(
     "qwen3_moe",
-    "Qwen3MoeConfig",
     "Qwen3MoeForCausalLM Qwen3MoeModel Qwen3MoeForSequenceClassification "
     "Qwen3MoeForTokenClassification Qwen3MoeForQuestionAnswering",
     structure={**LLAMA, "qk_norm": True},
@@ -41,7 +39,6 @@ QWEN3_MOE = Family(
 # Flint (Recursive, 2026): Qwen3-MoE with sigmoid scores, attention sinks and windows; only layers with one rotate.
 FLINT = Family(
     "flint",
-    "FlintConfig",
     "FlintForCausalLM FlintModel",
     structure={**LLAMA, "qk_norm": True, "attention_sinks": True, "router_score": "sigmoid", "router_float32": True},
     fresh={**rotary(10_000.0), **every(4, 513), **every(4), **FINE, "shared_expert_intermediate_size": 384},
@@ -56,7 +53,6 @@ FLINT = Family(
 # Checkpoints may hold a layer that predicts one token more.
 MELLUM = Family(
     "mellum",
-    "MellumConfig",
     "MellumForCausalLM MellumModel",
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(500_000.0), **every(4, 1024), **by_type(500_000.0, 10_000.0), **FINE},

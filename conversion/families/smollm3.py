@@ -21,7 +21,6 @@ def write_rotating(config, head):
 
 FAMILY = Family(
     "smollm3",
-    "SmolLM3Config",
     "SmolLM3ForCausalLM SmolLM3Model SmolLM3ForSequenceClassification "
     "SmolLM3ForTokenClassification SmolLM3ForQuestionAnswering",
     structure=LLAMA,

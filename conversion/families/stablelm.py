@@ -23,7 +23,6 @@ def norms_of_heads(config):
 
 FAMILY = Family(
     "stablelm",
-    "StableLmConfig",
     "StableLmForCausalLM StableLmModel StableLmForSequenceClassification StableLmForTokenClassification",
     structure={**LLAMA, "norm_type": "layer_norm"},
     fresh={**rotary(10_000.0, 0.25), "norm_eps": 1e-5},

@@ -7,7 +7,6 @@ from .shared import ALL_BIASES, ATTENTION, NORMS, ROTARY_GPT
 
 FAMILY = Family(
     "starcoder2",
-    "Starcoder2Config",
     "Starcoder2ForCausalLM Starcoder2Model Starcoder2ForSequenceClassification Starcoder2ForTokenClassification",
     structure=ROTARY_GPT,
     fresh={

@@ -174,7 +174,6 @@ class ModelWeights:
         return [(name, each.dtype, each.shape) for name, each in tensors if isinstance(each, torch.Tensor)]
 
     def write(self, folder: Path, options: RepoOptions) -> Mapping[str, int]:
-        """See `Weights.write`."""
         options.progress("writing weights", 0, 0)
         self.model.save_pretrained(folder, max_shard_size=parse_size(options.max_shard_size))
         if getattr(self.model.config, "quantization_config", None) is not None:
