@@ -156,6 +156,9 @@ class BartNames(EncoderDecoderNames):
     def own_traits(self):
         return super().own_traits | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
 
+    def usual_heads(self, classes):
+        return encoder_decoder_heads(classes, rows="model.", root="model.")
+
     @property
     def computes_positions(self) -> bool:
         """Whether its positions are no weights."""
@@ -271,11 +274,6 @@ def _written(traits: Collection[str]) -> tuple[str, ...]:
     return (ENCODER, DECODER) if OWN in traits else EMBEDDINGS if UNTIED in traits else (SHARED,)
 
 
-def bart_heads(classes: str) -> list[Head]:
-    """BART's heads for official classes, the language model first."""
-    return encoder_decoder_heads(classes, rows="model.", root="model.")
-
-
 def with_table(table: Callable[[int, int], Tensor], model: PreTrainedModel) -> PreTrainedModel:
     """An official model with its computed table: one that is stored in half precision is rounded, ours never is."""
     with torch.no_grad():
@@ -315,7 +313,7 @@ def bart_settings(
 
 BART = Family(
     "bart",
-    bart_heads("BartForConditionalGeneration BartModel BartForSequenceClassification BartForQuestionAnswering"),
+    "BartForConditionalGeneration BartModel BartForSequenceClassification BartForQuestionAnswering",
     structure=STRUCTURE,
     fresh=FRESH,
     names=BartNames(),
@@ -324,7 +322,7 @@ BART = Family(
 )
 MBART = Family(
     "mbart",
-    bart_heads("MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering"),
+    "MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering",
     structure={**STRUCTURE, "norm_placement": "pre", "decoder_starts_with_last_label": True},
     fresh={**FRESH, "vocab_size": 250027, "embedding_scale": root_of_width, "decoder_start_token_id": None},
     names=BartNames(),
@@ -333,7 +331,7 @@ MBART = Family(
 )
 MVP = Family(
     "mvp",
-    bart_heads("MvpForConditionalGeneration MvpModel MvpForSequenceClassification MvpForQuestionAnswering"),
+    "MvpForConditionalGeneration MvpModel MvpForSequenceClassification MvpForQuestionAnswering",
     structure=STRUCTURE,
     fresh={**FRESH, "vocab_size": 50267},
     names=BartNames(),
@@ -341,7 +339,7 @@ MVP = Family(
 )
 PLBART = Family(
     "plbart",
-    bart_heads("PLBartForConditionalGeneration PLBartModel PLBartForSequenceClassification"),
+    "PLBartForConditionalGeneration PLBartModel PLBartForSequenceClassification",
     structure={**STRUCTURE, "decoder_starts_with_last_label": True},
     fresh={
         **FRESH,
@@ -359,7 +357,7 @@ PLBART = Family(
 )
 BLENDERBOT = Family(
     "blenderbot",
-    bart_heads("BlenderbotForConditionalGeneration BlenderbotModel"),
+    "BlenderbotForConditionalGeneration BlenderbotModel",
     structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False, "position_offset": 0},
     fresh={
         **FRESH,

@@ -18,7 +18,6 @@ from ..rules.table import Rule
 from ..values import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .oracle import Oracle
 from .shared import GPT, QKV
 
@@ -143,14 +142,12 @@ class GPT2Settings(DecoderSettings):
 
 FAMILY = Family(
     "gpt2",
-    decoder_heads(
-        "GPT2LMHeadModel GPT2Model GPT2ForSequenceClassification GPT2ForTokenClassification GPT2ForQuestionAnswering",
-        "transformer.",
-        token_head="classifier",
-    ),
+    "GPT2LMHeadModel GPT2Model GPT2ForSequenceClassification GPT2ForTokenClassification GPT2ForQuestionAnswering",
     structure={**GPT, "position_type": "learned"},
     fresh=FRESH,
     names=GPT2Names(
+        root="transformer.",
+        token_head="classifier",
         layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
         outer=OUTER,
         layers=LAYER[0],

@@ -4,7 +4,6 @@ from ..rules.operations import Split
 from ..values import Computed, Flag, InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .gpt2 import LINEAR, MASKS, NORMS, OUTER
 from .gpt_neox import by_head
 from .shared import GPT, QKV, fields_without
@@ -21,11 +20,7 @@ KEYS = Computed(
 )
 FAMILY = Family(
     "gpt_bigcode",
-    decoder_heads(
-        "GPTBigCodeForCausalLM GPTBigCodeModel GPTBigCodeForSequenceClassification GPTBigCodeForTokenClassification",
-        "transformer.",
-        token_head="classifier",
-    ),
+    "GPTBigCodeForCausalLM GPTBigCodeModel GPTBigCodeForSequenceClassification GPTBigCodeForTokenClassification",
     structure={**GPT, "position_type": "learned"},
     fresh={
         "hidden_act": "gelu_pytorch_tanh",
@@ -34,6 +29,8 @@ FAMILY = Family(
         "tie_word_embeddings": True,
     },
     names=DecoderNames(
+        root="transformer.",
+        token_head="classifier",
         layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
         outer=OUTER,
         layers="h.{layer}.",

@@ -3,7 +3,6 @@
 from ..values import Computed, InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import every
 from .gpt2 import FRESH as GPT2_FRESH
 from .gpt2 import NORMS, OUTER
@@ -29,12 +28,8 @@ def write_layers(config, head):
 
 FAMILY = Family(
     "gpt_neo",
-    decoder_heads(
-        "GPTNeoForCausalLM GPTNeoModel GPTNeoForSequenceClassification "
-        "GPTNeoForTokenClassification GPTNeoForQuestionAnswering",
-        "transformer.",
-        token_head="classifier",
-    ),
+    "GPTNeoForCausalLM GPTNeoModel GPTNeoForSequenceClassification "
+    "GPTNeoForTokenClassification GPTNeoForQuestionAnswering",
     structure={**GPT, "position_type": "learned", "attention_bias": False, "attention_scale": 1.0},
     fresh={
         **GPT2_FRESH,
@@ -44,6 +39,8 @@ FAMILY = Family(
         "attention_dropout": 0.0,
     },
     names=DecoderNames(
+        root="transformer.",
+        token_head="classifier",
         layer={
             **{f"attn.attention.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")},
             "attn.attention.out_proj": "self_attn.o_proj",

@@ -2,7 +2,6 @@
 
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import every, rotary
 from .shared import ALL_BIASES, LLAMA
 
@@ -37,13 +36,11 @@ QWEN3 = Family(
 # Mistral (Jiang et al., 2023): no biases, one sliding window for every layer.
 MISTRAL = Family(
     "mistral",
-    decoder_heads(
-        "MistralForCausalLM MistralModel MistralForSequenceClassification "
-        "MistralForTokenClassification MistralForQuestionAnswering",
-        qa_root="model.",
-    ),
+    "MistralForCausalLM MistralModel MistralForSequenceClassification "
+    "MistralForTokenClassification MistralForQuestionAnswering",
     structure=LLAMA,
     fresh={**rotary(10_000.0), "sliding_window": 4096},
+    names=DecoderNames(qa_root="model."),
 )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .bart import FRESH, BartNames, bart_heads, bart_settings, with_table
+from .bart import FRESH, BartNames, bart_settings, with_table
 from .base import Family
 from .encoder_decoder import BOTH, LM_HEAD
 from .fresh import root_of_width
@@ -58,7 +58,7 @@ FAMILY = Family(
 )
 PEGASUS = Family(
     "pegasus",
-    bart_heads("PegasusForConditionalGeneration PegasusModel"),
+    "PegasusForConditionalGeneration PegasusModel",
     structure={**STRUCTURE, "norm_placement": "pre", "position_type": "sinusoidal_halves"},
     fresh={
         **FRESH,

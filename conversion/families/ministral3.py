@@ -4,8 +4,7 @@ from blockformer.files.errors import ConversionError
 
 from ..values import Rope
 from .base import Family
-from .decoder import DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .shared import LLAMA
 
 GROWTH, LENGTH = "llama_4_scaling_beta", "original_max_position_embeddings"
@@ -32,11 +31,8 @@ class RopeWithGrowth(Rope):
 
 FAMILY = Family(
     "ministral3",
-    decoder_heads(
-        "Ministral3ForCausalLM Ministral3Model Ministral3ForSequenceClassification "
-        "Ministral3ForTokenClassification Ministral3ForQuestionAnswering",
-        qa_root="model.",
-    ),
+    "Ministral3ForCausalLM Ministral3Model Ministral3ForSequenceClassification "
+    "Ministral3ForTokenClassification Ministral3ForQuestionAnswering",
     structure=LLAMA,
     fresh={
         "hidden_act": "silu",
@@ -53,5 +49,6 @@ FAMILY = Family(
         },
         "query_growth": 0.1,
     },
+    names=DecoderNames(qa_root="model."),
     settings=DecoderSettings(rope=RopeWithGrowth()),
 )

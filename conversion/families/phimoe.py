@@ -11,7 +11,6 @@ from ..storage.experts import OneByOne
 from ..values import Computed, NotExpressible, Rope
 from .base import Family
 from .decoder import DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .shared import LLAMA
 from .with_experts import ExpertNames
@@ -60,7 +59,7 @@ class PhimoeNames(ExpertNames):
 
 FAMILY = Family(
     "phimoe",
-    decoder_heads("PhimoeForCausalLM PhimoeModel PhimoeForSequenceClassification", head_bias=True),
+    "PhimoeForCausalLM PhimoeModel PhimoeForSequenceClassification",
     structure={**LLAMA, "norm_type": "layer_norm", "norm_topk_prob": False, "num_experts_per_tok": 2},
     fresh={
         **rotary(1_000_000.0),
@@ -72,7 +71,9 @@ FAMILY = Family(
         "router_margin": 0.02,
     },
     names=PhimoeNames(
-        published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"), modules={"router": "gate"}), router="router"
+        head_bias=True,
+        published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"), modules={"router": "gate"}),
+        router="router",
     ),
     settings=DecoderSettings(
         fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size"), "lm_head_bias": "lm_head_bias"},

@@ -4,7 +4,6 @@ from ..storage.spelling import Ending
 from ..values import Computed, RopeByLayerType, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import by_type, every, rotary
 from .shared import LLAMA, sinks
 from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
@@ -12,14 +11,11 @@ from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 # Qwen2-MoE (Qwen team, 2024): experts in addition to one for every token, whose output has a learned factor.
 QWEN2_MOE = Family(
     "qwen2_moe",
-    decoder_heads(
-        "Qwen2MoeForCausalLM Qwen2MoeModel Qwen2MoeForSequenceClassification "
-        "Qwen2MoeForTokenClassification Qwen2MoeForQuestionAnswering",
-        qa_root="model.",
-    ),
+    "Qwen2MoeForCausalLM Qwen2MoeModel Qwen2MoeForSequenceClassification "
+    "Qwen2MoeForTokenClassification Qwen2MoeForQuestionAnswering",
     structure={**LLAMA, "attention_bias": True, "shared_expert_gate": True},
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 1536, "norm_topk_prob": False},
-    names=ExpertNames(sparse={**SHARED, "shared_expert_gate": "shared_expert_gate"}),
+    names=ExpertNames(qa_root="model.", sparse={**SHARED, "shared_expert_gate": "shared_expert_gate"}),
     settings=DecoderSettings(fields={"qkv_bias": "attention_bias"}, computed=(SPARSE_STEP,)),
 )
 
