@@ -4,9 +4,9 @@ from ..storage.spelling import Ending
 from ..values import Computed, Flag, Rope
 from .base import Family
 from .decoder import DecoderSettings
-from .exaone4 import read_rotating, write_rotating
 from .fresh import every, rotary
 from .further import LIKE_DEEPSEEK
+from .llama import read_rotating, write_rotating
 from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
     FINE,

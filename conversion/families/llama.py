@@ -1,5 +1,6 @@
 """Llama (Touvron et al., 2023), and decoders that differ from it by no more than a few settings."""
 
+from ..values import Computed, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import every, rotary
@@ -122,4 +123,50 @@ IQUESTCODER = Family(
     fresh={**rotary(500_000.0), "norm_eps": 1e-5},
     names=DecoderNames(former_classes={"IQuestCoderForCausalLM": "LlamaForCausalLM", "IQuestCoderModel": "LlamaModel"}),
     settings=DecoderSettings(unsupported={"clip_qkv": (None,), "use_sliding_window": (None, False)}),
+)
+
+
+# SmolLM3 (Hugging Face, 2025): Llama with some layers that have no positions.
+def read_list(official):
+    """The official list says 1 where a layer rotates, whatever its name."""
+    rotates = [bool(one) for one in official.config.no_rope_layers]
+    return {"rope_layers": None if all(rotates) else rotates}
+
+
+def write_list(config, head):
+    """The way back."""
+    rotates = config.rope_layers or [True] * config.num_hidden_layers
+    return {"no_rope_layers": [int(one) for one in rotates]}
+
+
+SMOLLM3 = Family(
+    "smollm3",
+    "SmolLM3ForCausalLM SmolLM3Model SmolLM3ForSequenceClassification "
+    "SmolLM3ForTokenClassification SmolLM3ForQuestionAnswering",
+    structure=LLAMA,
+    fresh={**rotary(2_000_000.0), **every(4), "tie_word_embeddings": True},
+    settings=DecoderSettings(
+        computed=[Computed(read_list, write_list)],
+    ),
+)
+
+
+# EXAONE 4.0 (LG AI Research, 2025): norms after the sub-layers; with windows, only layers that have one rotate.
+def read_rotating(official):
+    """Without a window, all layers rotate."""
+    return {"rope_layers": None} if official.config.sliding_window is None else only_sliding_layers_rotate(official)
+
+
+def write_rotating(config, head):
+    """A window that no layer has tells those that do not rotate."""
+    return {"sliding_window": None} if config.rope_layers is None and config.sliding_window is None else {}
+
+
+EXAONE4 = Family(
+    "exaone4",
+    "Exaone4ForCausalLM Exaone4Model Exaone4ForSequenceClassification "
+    "Exaone4ForTokenClassification Exaone4ForQuestionAnswering",
+    structure={**LLAMA, "norm_placement": "output", "qk_norm": True},
+    fresh={**rotary(1_000_000.0), **every(4, 4096), **every(4), "norm_eps": 1e-5},
+    settings=DecoderSettings(computed=[Computed(read_rotating, write_rotating)]),
 )

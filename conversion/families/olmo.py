@@ -9,6 +9,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, rotary
 from .shared import ATTENTION, LLAMA, MLP
+from .with_experts import FINE, ExpertNames
 
 STRUCTURE = {**LLAMA, "norm_placement": "output", "qk_norm": "projection"}
 OLMO = Family(
@@ -31,4 +32,25 @@ OLMO3 = Family(
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},
     settings=DecoderSettings(rope=RopeByLayerType()),
+)
+
+
+# OLMoE (Muennighoff et al., 2024) and FlexOlmo (Shi et al., 2025): OLMo with experts in every layer.
+EXPERTS = {"intermediate_size": ("intermediate_size", "moe_intermediate_size")}
+
+OLMOE = Family(
+    "olmoe",
+    "OlmoeForCausalLM OlmoeModel",
+    structure={**LLAMA, "qk_norm": "projection"},
+    fresh={**rotary(10_000.0), **FINE, "norm_topk_prob": False},
+    names=ExpertNames(),
+    settings=DecoderSettings(fields=EXPERTS, unsupported={"clip_qkv": (None,)}),
+)
+FLEX_OLMO = Family(
+    "flex_olmo",
+    "FlexOlmoForCausalLM FlexOlmoModel",
+    structure={**LLAMA, "norm_placement": "output", "qk_norm": "projection"},
+    fresh={**rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},
+    names=ExpertNames(),
+    settings=DecoderSettings(fields=EXPERTS),
 )
