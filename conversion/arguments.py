@@ -13,7 +13,7 @@ from blockformer.files.names import WEIGHT_FILES
 from blockformer.files.new_repo import RepoOptions, check_flag
 from blockformer.files.progress import Progress, silent
 from blockformer.files.sentence_settings import POOLINGS
-from blockformer.files.sources import GGUF, Source, folder_of, locate, weight_file
+from blockformer.files.sources import GGUF, folder_of, weight_file
 
 from .families.index import ARTICLES, NAMES
 from .options import check_reading, nearest, refuse_given
@@ -242,12 +242,3 @@ def check_model(source: str | PathLike[str], **reading: Any) -> None:
     refuse_given(reading, f"{path}: only a config.json")
     if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
-
-
-def located(source: str | PathLike[str], config: str | PathLike[str] | None, **reading: Any) -> Source:
-    """A checkpoint: a folder, a Hub id or an article's weight file; `check_source` has checked the arguments.
-
-    Raises:
-        ConversionError: it cannot be fetched.
-    """
-    return weight_file(source, config) if config is not None else locate(source, **reading)

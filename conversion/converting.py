@@ -1,6 +1,5 @@
 """Convert a checkpoint, either way: plan from the headers, write tensor by tensor, verify, publish in one step."""
 
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,12 +19,12 @@ from blockformer.files.generation_settings import settings_in
 from blockformer.files.model_place import put_into_its_folder
 from blockformer.files.progress import Progress
 from blockformer.files.returning import return_side_files
-from blockformer.files.side_files import SideFiles, refuse_adapters
-from blockformer.files.sources import Reading, Source
+from blockformer.files.side_files import SideFiles
+from blockformer.files.sources import Reading, Source, locate
 from blockformer.publishing.repo_code import release_code
 from blockformer.publishing.write_repo import write_repo
 
-from .arguments import check_conversion, check_source, is_quick, located, verification
+from .arguments import check_conversion, check_source, is_quick, verification
 from .composite import TextCheckpoint, opened
 from .into import IntoComposite, composite, plan_into
 from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
@@ -112,25 +111,20 @@ def convert(
         verify=verify,
         **reading,
     )
-    report = ConversionReport(os.fspath(src), Path(dst), to_official=to_official)
     cast = parse_dtype(dtype if dequantize is None else dequantize)
-    options.progress("looking at the source", 0, 0)
-    place = located(src, config, **reading)
-    refuse_adapters(place.path)
-    with opened(place) as (checkpoint, notes), composite(into) as text:
+    with AroundWeights.opened(src, dst, options, config, **reading) as around, composite(into) as text:
+        checkpoint, place, report = around.checkpoint, around.place, around.report
         if to_official:
             plan = plan_out(checkpoint, family, cast)
             plan = plan if text is None else plan_into(plan, checkpoint, text)
         else:
             plan = plan_or_refer(checkpoint, family, cast, dequantize is not None)
-        report.source, report.family = place.title(src), plan.family.name
+        report.family, report.to_official = plan.family.name, to_official
         report.notes += [
-            *notes,
             *([] if to_official else _notes_on(checkpoint.config, plan)),
             *plan.notes,
             *dtype_note(plan.target_config, plan.dtype),
         ]
-        around = AroundWeights(checkpoint, place, report)
         weights = CheckpointWeights(checkpoint, plan.groups, plan.tied, place.files)
         if text is not None:
             weights = into_text = IntoComposite(checkpoint, plan, text, place.files)
@@ -150,7 +144,7 @@ def convert(
             if not to_official:
                 _write_card(folder, plan, around)
 
-        write_repo(weights, dst, options, fill, report)
+        write_repo(weights, options, fill, report)
     return report
 
 
@@ -257,8 +251,7 @@ def from_official(
     reading, loading, fields = sorted_options({"output_loading_info": output_loading_info, **options})
     cast = asked_dtype(dtype, loading.pop("torch_dtype", None))
     check_source(src, family, config, to_official=False, **reading)
-    place = located(src, config, **reading)
-    refuse_adapters(place.path)
+    place = locate(src, config, **reading)
     if family is None and config is None and (place.path / "config.json").is_file():
         entries = read_config(place.path / "config.json")
         if is_ours(entries):

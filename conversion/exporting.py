@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
-from blockformer.files.checkpoint import Checkpoint, opened
+from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import is_ours
 from blockformer.files.errors import ConversionError
 from blockformer.files.json_files import read_json
 from blockformer.files.progress import Progress
 from blockformer.files.quantized import refuse_quantized
 from blockformer.files.side_file_kinds import STORE
-from blockformer.files.side_files import refuse_adapters
-from blockformer.files.sources import Reading, Source, locate
+from blockformer.files.sources import Reading, Source
 from blockformer.model_classes import MODELS
 from blockformer.publishing import signing
 from blockformer.publishing.repo_code import release_code
@@ -63,20 +62,16 @@ def export_folder(
     """
     own: dict[str, Any] = {"max_shard_size": max_shard_size, "force": force, "strict_finite": strict_finite}
     options = check_conversion(src, dst, function="export_folder", progress=progress, sign=sign, **own, **reading)
-    report = ConversionReport(os.fspath(src), Path(dst))
     if sign is not None:
         signing.check_key(sign)
-    place = locate(src, **reading)
-    refuse_adapters(place.path)
-    with opened(place) as (checkpoint, notes):
+    with AroundWeights.opened(src, dst, options, **reading) as around:
+        checkpoint, place = around.checkpoint, around.place
         if not is_ours(checkpoint.config):
             raise ConversionError(f"{place.path}: not a model of Blockformer; `blockformer convert` makes a repo of it")
         refuse_quantized(checkpoint.config, checkpoint.tensors)
         config = our_config(checkpoint.config)
         groups, tied, parameters = own_groups(checkpoint, config)
-        report.source = place.title(src)
-        report.notes += [*notes, *dtype_note(config, dtype_of_file(checkpoint))]
-        around = AroundWeights(checkpoint, place, report)
+        around.report.notes += dtype_note(config, dtype_of_file(checkpoint))
 
         def fill(folder: Path) -> None:
             code, copies = release_code(place.path, config), record_of(checkpoint, place)
@@ -84,9 +79,8 @@ def export_folder(
             around.compare_tokenizers(side)
             around.write_card(folder, config, parameters)
 
-        weights = CheckpointWeights(checkpoint, groups, tied, place.files)
-        write_repo(weights, dst, options, fill, report)
-    return report
+        write_repo(CheckpointWeights(checkpoint, groups, tied, place.files), options, fill, around.report)
+    return around.report
 
 
 def own_groups(checkpoint: Checkpoint, config: PretrainedConfig) -> tuple[list[Group], list[tuple[str, str]], int]:

@@ -20,14 +20,13 @@ from blockformer.files.progress import Progress
 from blockformer.files.quantized import refuse_quantized
 from blockformer.files.quiet import quiet
 from blockformer.files.side_file_kinds import digest
-from blockformer.files.side_files import refuse_adapters
-from blockformer.files.sources import Source, locate
+from blockformer.files.sources import Source
 from blockformer.model_classes import MODELS
 from blockformer.publishing.repo_code import release_code
 from blockformer.publishing.write_repo import write_repo
 
 from .arguments import check_conversion, check_use, is_quick, verification
-from .composite import TextCheckpoint, opened
+from .composite import TextCheckpoint
 from .converting import recorder
 from .exporting import own_groups, record_of
 from .loading import load_tokenizer
@@ -108,11 +107,8 @@ def convert_for_search(
     made_for: Use = Reranker(list(tokens or ()))
     if use == "embedder":
         made_for = Embedder(pooling or ("mean" if bidirectional else "lasttoken"), bidirectional, dict(prompts or {}))
-    report = ConversionReport(os.fspath(src), Path(dst))
-    options.progress("looking at the source", 0, 0)
-    place = locate(src, **reading)
-    refuse_adapters(place.path)
-    with opened(place) as (checkpoint, notes):
+    with AroundWeights.opened(src, dst, options, **reading) as around:
+        checkpoint, place, report = around.checkpoint, around.place, around.report
         if isinstance(checkpoint, TextCheckpoint):
             raise ConversionError(f"{place.path}: has towers next to the text; convert it first, then use the result")
         source = _decoder(checkpoint, family, parse_dtype(dtype))
@@ -124,9 +120,7 @@ def convert_for_search(
         groups = made_for.groups(source.groups, source.config)
         model_class = MODELS[architecture_of(made)]
         _, _, parameters = expected_tensors(model_class, made)
-        report.source = place.title(src)
-        report.notes += [*notes, *([] if source.plan is None else source.plan.notes)]
-        around = AroundWeights(checkpoint, place, report)
+        report.notes += [] if source.plan is None else source.plan.notes
 
         def fill(folder: Path) -> None:
             record, code, copies = None, {}, []
@@ -149,7 +143,7 @@ def convert_for_search(
             around.write_card(folder, made, parameters, origin, report.compared("Compared with the source:"))
 
         CheckpointWeights(checkpoint, source.groups, source.tied).check_tied()
-        write_repo(CheckpointWeights(checkpoint, groups, (), place.files), dst, options, fill, report)
+        write_repo(CheckpointWeights(checkpoint, groups, (), place.files), options, fill, report)
     if use == "reranker" and made_for.template(tokenizer) is None:
         report.notes.append(
             "no chat template formats pairs, so the tokenizer joins them; pass one with --template FILE"

@@ -1,6 +1,5 @@
 """Convert a checkpoint into a repo of another shape: fewer layers or heads, experts, another topology."""
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -14,14 +13,12 @@ from blockformer.files.config_file import is_ours
 from blockformer.files.errors import ConversionError
 from blockformer.files.progress import Progress
 from blockformer.files.quantized import refuse_quantized
-from blockformer.files.side_files import refuse_adapters
-from blockformer.files.sources import Source, locate
+from blockformer.files.sources import Source
 from blockformer.publishing.repo_code import release_code
 from blockformer.publishing.write_repo import ModelWeights, write_repo
 from blockformer.reshaping import check_changes, reshape
 
 from .arguments import check_conversion
-from .composite import opened
 from .converting import from_official
 from .options import OPTIONS, OWN, READING, OptionError
 from .report import ConversionReport
@@ -92,27 +89,21 @@ def convert_reshaped(
         shape={name: value for name, value in shape.items() if value is not None},
         **reading,
     )
-    report = ConversionReport(os.fspath(src), Path(dst))
-    place = locate(src, **reading)
-    refuse_adapters(place.path)
-    written.progress("loading the model", 0, 0)
-    with opened(place) as (checkpoint, notes):
+    with AroundWeights.opened(src, dst, written, **reading) as around:
+        checkpoint, place, report = around.checkpoint, around.place, around.report
         if is_ours(checkpoint.config):
             refuse_quantized(checkpoint.config, checkpoint.tensors)
         if can_be_undone(place) and topology == "decoder" and not changes and _is_only(shape, "topology"):
-            report.source = place.title(src)
-            report.notes += notes
-            undo(checkpoint, place, Path(dst), written, report)
+            undo(around, written)
             return report
+        written.progress("loading the model", 0, 0)
         model, said = _loaded(place, family, dtype)
-        report.source = place.title(src)
-        report.notes += [*notes, *(note for note in said if note not in notes)]
+        report.notes += [note for note in said if note not in report.notes]
         written.progress("changing its shape", 0, 0)
         try:
             reshaped = reshape(model, seed=seed, **shape, **changes)
         except ValueError as error:
             raise ConversionError(str(error)) from error
-        around = AroundWeights(checkpoint, place, report)
 
         def fill(folder: Path) -> None:
             side = around.fill(folder, reshaped.config, release_code(place.path, reshaped.config))
@@ -126,7 +117,7 @@ def convert_reshaped(
             )
 
         weights = ModelWeights(reshaped, report.source, place.files, checkpoint.check_unchanged)
-        write_repo(weights, dst, written, fill, report)
+        write_repo(weights, written, fill, report)
     report.notes.append(NEEDS_TRAINING)
     return report
 

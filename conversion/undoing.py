@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError
 from blockformer.files.json_files import read_json
 from blockformer.files.new_repo import RepoOptions
@@ -17,7 +16,6 @@ from .exporting import record_of
 from .model_tensors import expected_tensors, identity_rules, with_sources
 from .origin import BEFORE
 from .plan import architecture_of, our_config
-from .report import ConversionReport
 from .uses import HEAD, SCORE
 from .writing import AroundWeights, CheckpointWeights
 
@@ -31,12 +29,13 @@ def can_be_undone(place: Source) -> bool:
     return f"{BEFORE}/config.json" in place.names
 
 
-def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions, report: ConversionReport) -> None:
+def undo(around: AroundWeights, options: RepoOptions) -> None:
     """Write the decoder that a repo for search was made of, with the weights that the repo has today.
 
     Raises:
         ConversionError: its head is gone, or the record is damaged.
     """
+    checkpoint, place = around.checkpoint, around.place
     if not all(os.path.isfile(checkpoint.folder / BEFORE / name) for name in ("config.json", RECORD)):
         fix = "download the whole repo first: hf download ID --local-dir FOLDER"
         raise ConversionError(f"{place.path / BEFORE}: a file that the way back needs is not here; {fix}")
@@ -57,7 +56,6 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
     if record.get("has_head") is True and HEAD in tied:  # it was stored twice
         first = next(group for group in groups if group.targets[0].name == tied[HEAD])
         groups.append(first.renamed(lambda _: HEAD))
-    around = AroundWeights(checkpoint, place, report)
 
     def fill(folder: Path) -> None:
         (folder / "config.json").write_text(text, encoding="utf-8")
@@ -74,4 +72,4 @@ def undo(checkpoint: Checkpoint, place: Source, dst: Path, options: RepoOptions,
                 path.parent.rmdir()
         around.write_card(folder, config, parameters, origin=f"Made from `{place.name}` by Blockformer.")
 
-    write_repo(CheckpointWeights(checkpoint, groups, [], place.files), dst, options, fill, report)
+    write_repo(CheckpointWeights(checkpoint, groups, [], place.files), options, fill, around.report)

@@ -3,7 +3,9 @@
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,12 @@ from blockformer.files.new_repo import RepoOptions
 from blockformer.files.safetensors_io import PART
 from blockformer.files.side_file_kinds import copy_file
 from blockformer.files.side_files import SideFiles, carry_side_files, name_the_rest
-from blockformer.files.sources import Source
+from blockformer.files.sources import Source, locate
 from blockformer.files.tokenizers import compare_tokenizers, has_tokenizer
 from blockformer.files.writer import Planned, ShardWriter
 from blockformer.publishing import copy_code, write_card
 
-from .composite import TextCheckpoint, bring_template
+from .composite import TextCheckpoint, bring_template, opened
 from .report import ConversionReport
 from .rules.groups import Group
 from .rules.ties import check_tied
@@ -111,7 +113,7 @@ def _in_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class AroundWeights:
-    """The files around the weights of a repo of ours that is made of a checkpoint.
+    """What a conversion reads; and the files around the weights of a repo of ours that is made of it.
 
     Attributes:
         checkpoint, place: the source.
@@ -121,6 +123,33 @@ class AroundWeights:
     checkpoint: Checkpoint
     place: Source
     report: ConversionReport
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        src: str | PathLike[str],
+        dst: str | PathLike[str],
+        options: RepoOptions,
+        config: str | PathLike[str] | None = None,
+        **reading: Any,
+    ) -> Iterator["AroundWeights"]:
+        """The door of every conversion that writes: its source, located and opened, and the report of it.
+
+        Args:
+            src, dst, config, reading: see `convert`, which has checked them.
+            options: how the repo is written.
+
+        Raises:
+            ConversionError: the source cannot be fetched or read.
+        """
+        report = ConversionReport(os.fspath(src), Path(dst))
+        options.progress("looking at the source", 0, 0)
+        place = locate(src, config, **reading)
+        report.source = place.title(src)
+        with opened(place) as (checkpoint, notes):
+            report.notes += notes
+            yield cls(checkpoint, place, report)
 
     def fill(
         self,

@@ -187,7 +187,7 @@ def test_the_family_that_is_added_on_the_page_is_the_one_that_is_there(name):
     assert all(line in text for line in rows.splitlines())
     families = ROOT / "conversion/families"
     assert table == (families / "jais2.py").read_text(encoding="utf-8")
-    starcoder2 = (families / "starcoder2.py").read_text(encoding="utf-8")
+    starcoder2 = (families / "with_layer_norms.py").read_text(encoding="utf-8")
     assert all(line in starcoder2 for line in unusual.splitlines())
 
 

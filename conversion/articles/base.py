@@ -258,8 +258,8 @@ class ArticleFamily(Family):
         article = replace(article, family=name, heads=heads)
         super().__init__(
             name,
-            "PretrainedConfig",
             heads,
+            config_class="PretrainedConfig",
             names=article,
             settings=ArticleSettings(article=article),
             structure=structure,

@@ -12,7 +12,6 @@ from .with_experts import FINE, SHARED_EXPERTS, SIGMOID_ROUTER, ExpertNames, fir
 
 FAMILY = Family(
     "afmoe",
-    "AfmoeConfig",
     "AfmoeForCausalLM AfmoeModel",
     structure={
         **LLAMA,

@@ -43,7 +43,6 @@ _MODULES = {
 
 FAMILY = Family(
     "albert",
-    "AlbertConfig",
     "AlbertModel AlbertForMaskedLM AlbertForSequenceClassification AlbertForMultipleChoice "
     "AlbertForTokenClassification AlbertForQuestionAnswering AlbertForPreTraining",
     structure=STRUCTURE,

@@ -20,7 +20,6 @@ def rules_of_the_activation(config) -> list[Rule]:
 
 FAMILY = Family(
     "apertus",
-    "ApertusConfig",
     "ApertusForCausalLM ApertusModel ApertusForTokenClassification",
     structure={**LLAMA, "gated_mlp": False, "qk_norm": True},
     fresh={**rotary(12_000_000.0), "hidden_act": "xielu", "norm_eps": 1e-5},

@@ -41,7 +41,6 @@ def twice_the_width(settings: dict) -> int:
 
 FAMILY = Family(
     "bamba",
-    "BambaConfig",
     "BambaForCausalLM BambaModel",
     structure=LLAMA,
     fresh={

@@ -113,7 +113,6 @@ class Matrices:
         self.own_vocabularies = own_vocabularies
 
     def read(self, official):
-        """See `Value.read`."""
         traits, config = official.variant.traits, official.config
         bias = (True if LEARNT in traits else "fixed") if LOGITS_BIAS in traits else False
         return {
@@ -124,7 +123,6 @@ class Matrices:
         }
 
     def write(self, config, head):
-        """See `Value.write`."""
         entries = {"tie_word_embeddings": config.tie_word_embeddings}
         if self.own_vocabularies:
             entries["share_encoder_decoder_embeddings"] = not has_own_vocabularies(config)
@@ -156,8 +154,10 @@ class BartNames(EncoderDecoderNames):
 
     @property
     def own_traits(self):
-        """See `Names.own_traits`."""
         return super().own_traits | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
+
+    def usual_heads(self, classes):
+        return encoder_decoder_heads(classes, rows="model.", root="model.")
 
     @property
     def computes_positions(self) -> bool:
@@ -201,12 +201,10 @@ class BartNames(EncoderDecoderNames):
         return CheckpointVariant(head.official, frozenset(traits), sizes)
 
     def head_by_tensors(self, official, names):
-        """See `Names.head_by_tensors`."""
         bare = not any(name.startswith("model.") for name in names)
         return next(head for head in self.heads if head.bare == bare)
 
     def variant_for(self, config, earlier=None):
-        """See `Names.variant_for`."""
         head = self.known_head(config)
         traits = set() if config.tie_word_embeddings else {UNTIED}
         if self.own_vocabularies and has_own_vocabularies(config):
@@ -225,21 +223,17 @@ class BartNames(EncoderDecoderNames):
     # The tensors.
 
     def more_rules(self, variant):
-        """See `EncoderDecoderNames.more_rules`."""
         ours = "lm_head.bias" if LEARNT in variant.traits else "logits_bias"
         return [Rule(LOGITS_BIAS, ours, LeadingAxis())] if LOGITS_BIAS in variant.traits else []
 
     def ignored(self, variant, config):
-        """See `EncoderDecoderNames.ignored`."""
         tables = TABLES if self.computes_positions else ()
         return [*VERSIONS, *tables, *([SHARED] if SHARED in variant.sizes else [])]
 
     def reads_ignored(self, name):
-        """See `Names.reads_ignored`."""
         return self.table is not None and name.endswith(TABLES)
 
     def check_ignored(self, name, tensor):
-        """See `Names.check_ignored`."""
         if self.table is not None and name.endswith(TABLES) and not _is_table(tensor, self.table):
             return "is not the table of sines and cosines that the official class computes, so it cannot be left out"
         return None
@@ -278,11 +272,6 @@ def _by_values(
 def _written(traits: Collection[str]) -> tuple[str, ...]:
     """The embeddings that the official class stores, of those that are there."""
     return (ENCODER, DECODER) if OWN in traits else EMBEDDINGS if UNTIED in traits else (SHARED,)
-
-
-def bart_heads(classes: str) -> list[Head]:
-    """BART's heads for official classes, the language model first."""
-    return encoder_decoder_heads(classes, rows="model.", root="model.")
 
 
 def with_table(table: Callable[[int, int], Tensor], model: PreTrainedModel) -> PreTrainedModel:
@@ -324,8 +313,7 @@ def bart_settings(
 
 BART = Family(
     "bart",
-    "BartConfig",
-    bart_heads("BartForConditionalGeneration BartModel BartForSequenceClassification BartForQuestionAnswering"),
+    "BartForConditionalGeneration BartModel BartForSequenceClassification BartForQuestionAnswering",
     structure=STRUCTURE,
     fresh=FRESH,
     names=BartNames(),
@@ -334,8 +322,7 @@ BART = Family(
 )
 MBART = Family(
     "mbart",
-    "MBartConfig",
-    bart_heads("MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering"),
+    "MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering",
     structure={**STRUCTURE, "norm_placement": "pre", "decoder_starts_with_last_label": True},
     fresh={**FRESH, "vocab_size": 250027, "embedding_scale": root_of_width, "decoder_start_token_id": None},
     names=BartNames(),
@@ -344,8 +331,7 @@ MBART = Family(
 )
 MVP = Family(
     "mvp",
-    "MvpConfig",
-    bart_heads("MvpForConditionalGeneration MvpModel MvpForSequenceClassification MvpForQuestionAnswering"),
+    "MvpForConditionalGeneration MvpModel MvpForSequenceClassification MvpForQuestionAnswering",
     structure=STRUCTURE,
     fresh={**FRESH, "vocab_size": 50267},
     names=BartNames(),
@@ -353,8 +339,7 @@ MVP = Family(
 )
 PLBART = Family(
     "plbart",
-    "PLBartConfig",
-    bart_heads("PLBartForConditionalGeneration PLBartModel PLBartForSequenceClassification"),
+    "PLBartForConditionalGeneration PLBartModel PLBartForSequenceClassification",
     structure={**STRUCTURE, "decoder_starts_with_last_label": True},
     fresh={
         **FRESH,
@@ -372,8 +357,7 @@ PLBART = Family(
 )
 BLENDERBOT = Family(
     "blenderbot",
-    "BlenderbotConfig",
-    bart_heads("BlenderbotForConditionalGeneration BlenderbotModel"),
+    "BlenderbotForConditionalGeneration BlenderbotModel",
     structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False, "position_offset": 0},
     fresh={
         **FRESH,

@@ -55,17 +55,14 @@ class BartDecoderNames(Names[Head]):
     topology = "decoder"
 
     def layout(self, variant, config):
-        """See `Names.layout`."""
         rules = [Rule(f"model.{DECODER}", "model.embed_tokens.weight"), Rule(LM_HEAD, LM_HEAD)]
         rules += [rule.under("model.decoder.", "model.") for rule in stack_rules("decoder", config)]
         return RuleTable(rules, ignored=[f"model.{TABLES[1]}"] if self.whole.computes_positions else [])
 
     def reads_ignored(self, name):
-        """See `Names.reads_ignored`."""
         return self.whole.reads_ignored(name)
 
     def check_ignored(self, name, tensor):
-        """See `Names.check_ignored`."""
         return self.whole.check_ignored(name, tensor)
 
 
@@ -80,8 +77,8 @@ def decoder_of(whole: Family, official: str) -> Family:
     fixed = {name: value for name, value in known.constant.items() if name != "decoder_starts_with_last_label"}
     return Family(
         f"{whole.name}-decoder",
-        known.config_class,
         [Head(official, "BlockformerDecoderForCausalLM")],
+        config_class=known.config_class,
         names=BartDecoderNames(whole=cast(BartNames, whole.names)),
         settings=Settings(
             fields={

@@ -1,5 +1,6 @@
 """A family: one kind of official checkpoint, as the record of its names, its settings and the official class."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +38,9 @@ class Family:
 
     Args:
         name: the official `model_type`, and the preset's name; another name for a model that shares its type.
-        config_class: name of the official configuration class in transformers.
         heads: what its models are for; the first is taken where a config does not say. Or the names of the official
             classes, the language model first, where their heads are as usual (`Names.usual_heads`).
+        config_class: name of the official configuration class in transformers; None: it begins as the first class does.
         names: how its checkpoints name and store tensors; None: as a decoder with Llama's names.
         settings: how its configs say what a model is; None: as a decoder's with the usual fields.
         structure: our fields that are the same in all of its models, except those that `settings` reads from a field.
@@ -58,9 +59,9 @@ class Family:
     def __init__(
         self,
         name: str,
-        config_class: str,
         heads: str | Sequence[Head],
         *,
+        config_class: str | None = None,
         names: Names | None = None,
         settings: Settings | None = None,
         structure: Mapping[str, Any] | None = None,
@@ -80,7 +81,7 @@ class Family:
             settings,
             family=name,
             model_type=self.model_type,
-            config_class=config_class,
+            config_class=_config_of(self.heads) if config_class is None else config_class,
             heads=self.heads,
             structure=structure,
             low_bits=names.low_bits,
@@ -163,3 +164,8 @@ class Family:
 
     def _read(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any]:
         return self.settings.read(official, variant, self.names.head(variant))
+
+
+def _config_of(heads: Sequence[Head]) -> str:
+    """`LlamaConfig` for `LlamaForCausalLM`; "" where the installed transformers has none of the classes."""
+    return re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "Config", heads[0].official) if heads else ""

@@ -77,7 +77,6 @@ LANGUAGE_MODEL = LanguageModelNames(
 PRESETS = {"bert-decoder": Preset("decoder", {**STRUCTURE, "pad_token_learns": False, **FRESH})}
 BERT = Family(
     "bert",
-    "BertConfig",
     "BertModel BertForMaskedLM BertForSequenceClassification BertForMultipleChoice "
     "BertForTokenClassification BertForQuestionAnswering BertLMHeadModel BertForPreTraining "
     "BertForNextSentencePrediction",
@@ -101,7 +100,6 @@ def _write_tasks(config, head):
 
 ERNIE = Family(
     "ernie",
-    "ErnieConfig",
     "ErnieModel ErnieForMaskedLM ErnieForSequenceClassification ErnieForMultipleChoice "
     "ErnieForTokenClassification ErnieForQuestionAnswering ErnieForCausalLM "
     "ErnieForPreTraining ErnieForNextSentencePrediction",

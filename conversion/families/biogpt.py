@@ -31,7 +31,6 @@ def read_dropout(official):
 
 FAMILY = Family(
     "biogpt",
-    "BioGptConfig",
     HEADS,
     structure={**GPT, "position_type": "learned", "position_offset": 2, "norm_eps": 1e-5},
     fresh={"hidden_act": "gelu", "embedding_scale": root_of_width, "tie_word_embeddings": True},
@@ -57,7 +56,6 @@ def zeroed_position(official):
 
 XGLM = Family(
     "xglm",
-    "XGLMConfig",
     "XGLMForCausalLM XGLMModel",
     structure={**GPT, "position_type": "sinusoidal_inclusive", "position_offset": 2, "norm_eps": 1e-5},
     fresh={"hidden_act": "gelu", "embedding_scale": root_of_width, "tie_word_embeddings": True, "pad_token_id": 1},

@@ -3,7 +3,6 @@
 from ..values import InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import four_widths
 from .gpt_neox import NETWORK, by_head
 from .shared import GPT, NORMS, QKV
@@ -17,16 +16,12 @@ def exact_slices(official):
 
 FAMILY = Family(
     "bloom",
-    "BloomConfig",
-    decoder_heads(
-        "BloomForCausalLM BloomModel BloomForSequenceClassification "
-        "BloomForTokenClassification BloomForQuestionAnswering",
-        "transformer.",
-        token_head="classifier",
-    ),
+    "BloomForCausalLM BloomModel BloomForSequenceClassification BloomForTokenClassification BloomForQuestionAnswering",
     structure={**GPT, "position_type": "alibi", "embedding_norm": True, "hidden_act": "gelu_pytorch_tanh"},
     fresh={"intermediate_size": four_widths, "norm_eps": 1e-5, "tie_word_embeddings": True},
     names=DecoderNames(
+        root="transformer.",
+        token_head="classifier",
         layer={
             "self_attention.query_key_value": QKV,
             "self_attention.dense": "self_attn.o_proj",

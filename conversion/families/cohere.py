@@ -24,7 +24,6 @@ def norms_of_heads(config):
 
 COHERE = Family(
     "cohere",
-    "CohereConfig",
     "CohereForCausalLM CohereModel",
     structure=STRUCTURE,
     fresh={**rotary(500_000.0), "norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True},
@@ -36,7 +35,6 @@ COHERE = Family(
 )
 COHERE2 = Family(
     "cohere2",
-    "Cohere2Config",
     "Cohere2ForCausalLM Cohere2Model",
     structure=STRUCTURE,
     fresh={

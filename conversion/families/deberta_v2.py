@@ -87,7 +87,6 @@ def _write(config, head) -> dict[str, Any]:
 ROWS = {**SCORE, "own_pooler": "pooler.dense"}
 FAMILY = Family(
     "deberta-v2",
-    "DebertaV2Config",
     encoder_heads(
         "DebertaV2Model DebertaV2ForMaskedLM DebertaV2ForSequenceClassification DebertaV2ForMultipleChoice "
         "DebertaV2ForTokenClassification DebertaV2ForQuestionAnswering",

@@ -100,6 +100,7 @@ class DecoderNames(Names[Head]):
             with the norms and the gate that the family's structure has (`usual_layer`).
         outer: official module outside of the layers -> ours.
         layers: what the official names of a layer's tensors begin with.
+        root, qa_root, token_head, head_bias, bare_root: see `decoder_heads`.
         split: how a module that holds several of ours does so, for a config of ours; None: one after the other.
         pairs: whether the official class turns neighbouring channels of a head.
         more_rules: a config of ours -> more rules of a layer, without its prefix.
@@ -112,6 +113,11 @@ class DecoderNames(Names[Head]):
     layer: Modules | None = None
     outer: Modules = field(default_factory=lambda: OUTER)
     layers: str = LAYER
+    root: str = "model."
+    qa_root: str = ""
+    token_head: str = "score"
+    head_bias: bool = False
+    bare_root: str = ""
     split: Callable[[PretrainedConfig, tuple[int, ...]], Reversible] | None = None
     pairs: bool = False
     more_rules: Callable[[PretrainedConfig], list[Rule]] = lambda config: []
@@ -127,7 +133,14 @@ class DecoderNames(Names[Head]):
         return usual_layer(self.settings.structure) if self.layer is None else self.layer
 
     def usual_heads(self, classes):
-        return decoder_heads(classes)
+        return decoder_heads(
+            classes,
+            self.root,
+            qa_root=self.qa_root,
+            token_head=self.token_head,
+            head_bias=self.head_bias,
+            bare_root=self.bare_root,
+        )
 
     @property
     def low_bits(self):

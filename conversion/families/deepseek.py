@@ -5,6 +5,7 @@ last one, which predicts one token more, and have linear maps of 8 bits (`storag
 """
 
 import math
+from functools import partial
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -13,7 +14,7 @@ from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFirst, Split
 from ..rules.table import Rule, module_rules
-from ..values import Computed, Rope, part_of
+from ..values import Computed, Factor, Rope, part_of, roundest
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
@@ -59,7 +60,6 @@ class LatentRope(Rope):
     """Sizes of a head's parts, of which one turns, and a scale of the scores that depends on the rotary parameters."""
 
     def read(self, official):
-        """See `Value.read`."""
         config = official.config
         rotated, whole = config.qk_rope_head_dim, config.qk_nope_head_dim + config.qk_rope_head_dim
         rope = super().read(official)["rope_parameters"]
@@ -74,7 +74,6 @@ class LatentRope(Rope):
         }
 
     def write(self, config, head):
-        """See `Value.write`."""
         rope = dict(config.rope_parameters or {})
         rotated = rotary_size(rope, config.head_dim)
         rope.pop("partial_rotary_factor", None)
@@ -115,7 +114,6 @@ LATENT_FIELDS = {name: name for name in ("kv_lora_rank", "q_lora_rank", "v_head_
 SETTINGS: dict[str, Any] = {**LATENT_SETTINGS, "without_effect": ("router_aux_loss_coef", "output_router_logits")}
 DEEPSEEK_V2 = Family(
     "deepseek_v2",
-    "DeepseekV2Config",
     "DeepseekV2ForCausalLM DeepseekV2Model DeepseekV2ForSequenceClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6, "norm_topk_prob": False, "router_float32": True},
     fresh={**FRESH, "shared_expert_intermediate_size": 768, "experts_per_group_score": 1},
@@ -136,7 +134,6 @@ DEEPSEEK_V2 = Family(
 )
 DEEPSEEK_V3 = Family(
     "deepseek_v3",
-    "DeepseekV3Config",
     "DeepseekV3ForCausalLM DeepseekV3Model DeepseekV3ForSequenceClassification DeepseekV3ForTokenClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6, **SIGMOID_ROUTER},
     fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
@@ -165,7 +162,6 @@ DEEPSEEK_V3 = Family(
 # Checkpoints hold a layer after the last one, which predicts one token more.
 GLM4_MOE_LITE = Family(
     "glm4_moe_lite",
-    "Glm4MoeLiteConfig",
     "Glm4MoeLiteForCausalLM Glm4MoeLiteModel",
     structure={
         **LLAMA,
@@ -195,7 +191,6 @@ GLM4_MOE_LITE = Family(
 # Youtu-LLM (Tencent, 2025): Llama with DeepSeek's latent attention.
 YOUTU = Family(
     "youtu",
-    "YoutuConfig",
     "YoutuForCausalLM YoutuModel",
     structure={**LLAMA, "latent_norm_eps": 1e-6},
     fresh={**rotary(1_600_000.0, 0.5), "kv_lora_rank": 128, "q_lora_rank": 192, "tie_word_embeddings": True},
@@ -203,4 +198,51 @@ YOUTU = Family(
     settings=DecoderSettings(
         fields=LATENT_FIELDS, unsupported={"rope_interleave": (True,), "mlp_bias": (None, False)}, **LATENT_SETTINGS
     ),
+)
+
+
+# MiniCPM3 (OpenBMB, 2024): DeepSeek's latent attention, and factors of embeddings, residuals and logits.
+# The halves of the channels that turn are its pairs, as in Llama. A config says the factors by sizes: of the residuals
+# by the number of layers, of the logits by the width of a smaller model.
+def read_factors(official):
+    """Our factors, None where they change nothing."""
+    config = official.config
+    depth, layers = config.scale_depth, math.sqrt(config.num_hidden_layers)
+    width, base = config.hidden_size, config.dim_model_base
+    return {
+        "residual_multiplier": None if depth == layers else depth / layers,
+        "logit_scale": None if base == width else base / width,
+    }
+
+
+def write_factors(config, head):
+    """The way back."""
+    layers, factor = math.sqrt(config.num_hidden_layers), config.residual_multiplier
+    return {
+        "scale_depth": layers if factor is None else roundest(factor * layers, lambda each: each / layers == factor),
+        "dim_model_base": max(round(config.hidden_size * (config.logit_scale or 1)), 1),
+    }
+
+
+MINICPM3 = Family(
+    "minicpm3",
+    "MiniCPM3ForCausalLM MiniCPM3Model MiniCPM3ForSequenceClassification",
+    structure={**LLAMA, "latent_norm_eps": 1e-6},
+    fresh={
+        **rotary(10_000.0, 0.5),
+        "kv_lora_rank": 128,
+        "q_lora_rank": 192,
+        "norm_eps": 1e-5,
+        "embedding_scale": 12.0,
+        "residual_multiplier": lambda settings: 1.4 / math.sqrt(settings["num_hidden_layers"]),
+        "logit_scale": lambda settings: 256 / settings["hidden_size"],
+        "tie_word_embeddings": True,
+    },
+    names=DecoderNames(**{**LATENT_NAMES, "more_rules": partial(attention_rules, pairs=False)}),
+    settings=DecoderSettings(
+        fields=LATENT_FIELDS,
+        computed=[Factor("scale_emb", "embedding_scale"), Computed(read_factors, write_factors)],
+        **LATENT_SETTINGS,
+    ),
+    scales_in_embedding="rounded",
 )

@@ -24,7 +24,6 @@ def _write_dropout(config, head):
 
 FAMILY = Family(
     "distilbert",
-    "DistilBertConfig",
     encoder_heads(
         "DistilBertModel DistilBertForMaskedLM DistilBertForSequenceClassification DistilBertForMultipleChoice "
         "DistilBertForTokenClassification DistilBertForQuestionAnswering",

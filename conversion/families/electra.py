@@ -22,7 +22,6 @@ HEADS = encoder_heads(
 )
 FAMILY = Family(
     "electra",
-    "ElectraConfig",
     [*HEADS, EncoderHead("ElectraForPreTraining", "BlockformerEncoderForReplacedTokenDetection", modules=DETECTOR)],
     structure=STRUCTURE,
     fresh={

@@ -11,7 +11,6 @@ from ..storage.experts import OneByOne
 from ..values import Computed
 from .base import Family
 from .decoder import DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .further import LIKE_ERNIE
 from .shared import ALL_BIASES, LLAMA
@@ -37,11 +36,11 @@ def _write_layers(config, head) -> dict[str, Any]:
 
 FAMILY = Family(
     "ernie4_5_moe",
-    "Ernie4_5_MoeConfig",
-    decoder_heads("Ernie4_5_MoeForCausalLM Ernie4_5_MoeModel", head_bias=True),
+    "Ernie4_5_MoeForCausalLM Ernie4_5_MoeModel",
     structure={**LLAMA, "router_selection_bias": True},
     fresh={**rotary(500_000.0), **FINE, "shared_expert_intermediate_size": 768, "tie_word_embeddings": True},
     names=ExpertNames(
+        head_bias=True,
         sparse=SHARED_EXPERTS,
         ignored=["mtp_*"],
         published=OneByOne(statics="moe_statics.e_score_correction_bias"),

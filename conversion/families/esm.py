@@ -35,7 +35,6 @@ class Positions(EncoderPositions):
         super().__init__(relative=False, shifted=True)
 
     def read(self, official):
-        """See `Value.read`."""
         if official.config.position_embedding_type != "rotary":
             return super().read(official)
         rope = {"rope_type": "default", "rope_theta": float(official.config.rope_theta)}
@@ -44,7 +43,6 @@ class Positions(EncoderPositions):
         return {"position_type": "rotary", "max_position_embeddings": official.config.max_position_embeddings, **read}
 
     def write(self, config, head):
-        """See `Value.write`."""
         if config.position_type == "learned":
             return {"position_embedding_type": "absolute", **super().write(config, head)}
         if config.position_type != "rotary":
@@ -75,7 +73,6 @@ class EsmNames(EncoderNames):
 
     @property
     def own_traits(self):
-        """See `Names.own_traits`."""
         return super().own_traits | {*ROUNDED}
 
     def variant_of(self, official, names=None, read=None):
@@ -98,20 +95,17 @@ class EsmNames(EncoderNames):
         return variant
 
     def variant_for(self, config, earlier=None):
-        """See `Names.variant_for`."""
         variant = super().variant_for(config, earlier)
         traits = {trait for trait, dtype in ROUNDED.items() if dtype == config.frequency_dtype}
         return CheckpointVariant(variant.head, variant.traits - {*ROUNDED} | traits)
 
     def notes_on_writing(self, config):
-        """See `Names.notes_on_writing`."""
         own = "contact_head" + " and the rounded frequencies of the rotation" * bool(config.frequency_dtype)
         return [f"not part of this model, and written only if its source had it: {own}"]
 
 
 FAMILY = Family(
     "esm",
-    "EsmConfig",
     encoder_heads("EsmModel EsmForMaskedLM EsmForSequenceClassification EsmForTokenClassification", ROBERTA_ROWS),
     structure={
         **{name: value for name, value in STRUCTURE.items() if name not in ("position_type", "embedding_norm")},

@@ -20,7 +20,6 @@ def _write_pooling(config, head):
 
 FAMILY = Family(
     "eurobert",
-    "EuroBertConfig",
     encoder_heads(
         "EuroBertModel EuroBertForMaskedLM EuroBertForSequenceClassification EuroBertForTokenClassification",
         {**SCORE, "own_pooler": "dense"},

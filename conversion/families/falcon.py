@@ -11,7 +11,6 @@ from ..rules.table import module_rules
 from ..values import Computed, NotExpressible
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .gpt_neox import NETWORK
 from .shared import ALL_BIASES, QKV, ROTARY_GPT
@@ -70,13 +69,8 @@ def norm_rules(config):
 
 FAMILY = Family(
     "falcon",
-    "FalconConfig",
-    decoder_heads(
-        "FalconForCausalLM FalconModel FalconForSequenceClassification FalconForTokenClassification "
-        "FalconForQuestionAnswering",
-        "transformer.",
-        token_head="classifier",
-    ),
+    "FalconForCausalLM FalconModel FalconForSequenceClassification FalconForTokenClassification "
+    "FalconForQuestionAnswering",
     structure=ROTARY_GPT,
     fresh={
         **rotary(10_000.0),
@@ -87,6 +81,8 @@ FAMILY = Family(
         "tie_word_embeddings": True,
     },
     names=DecoderNames(
+        root="transformer.",
+        token_head="classifier",
         layer={
             "self_attention.query_key_value": QKV,
             "self_attention.dense": "self_attn.o_proj",

@@ -85,13 +85,11 @@ class FurtherLayers:
         return rules
 
     def read(self, official) -> dict[str, Any]:
-        """See `Value.read`."""
         if FURTHER not in official.variant.traits:
             return {}
         return {FIELD: self.told(official.config), "nextn_layer": self.like, "nextn_final_norm": self.final_norm}
 
     def write(self, config: PretrainedConfig, head: Any) -> dict[str, Any]:
-        """See `Value.write`."""
         count = getattr(config, FIELD)
         return {} if self.entry is None or (self.most and not count) else {self.entry: count}
 

@@ -52,7 +52,6 @@ class BothWays:
     """
 
     def read(self, official):
-        """See `Value.read`."""
         if not official.config.use_bidirectional_attention:
             return {}
         if official.entries.get("is_causal", True) is False:
@@ -64,7 +63,6 @@ class BothWays:
         return {"bidirectional": True, "sliding_window": official.config.sliding_window - 1 if slides else None}
 
     def write(self, config, head):
-        """See `Value.write`."""
         if not config.bidirectional:
             return {}
         window = {} if config.sliding_window is None else {"sliding_window": 2 * config.sliding_window}
@@ -73,7 +71,6 @@ class BothWays:
 
 GEMMA = Family(
     "gemma",
-    "GemmaConfig",
     "GemmaForCausalLM GemmaModel GemmaForSequenceClassification GemmaForTokenClassification",
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH},
@@ -82,7 +79,6 @@ GEMMA = Family(
 )
 GEMMA2 = Family(
     "gemma2",
-    "Gemma2Config",
     "Gemma2ForCausalLM Gemma2Model Gemma2ForSequenceClassification Gemma2ForTokenClassification",
     structure={**STRUCTURE, "norm_placement": "pre_output"},
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 4096)},
@@ -95,8 +91,8 @@ GEMMA2 = Family(
 )
 GEMMA3 = Family(
     "gemma3_text",
-    "Gemma3TextConfig",
     "Gemma3ForCausalLM Gemma3TextModel Gemma3TextForSequenceClassification",
+    config_class="Gemma3TextConfig",
     structure={**STRUCTURE, "norm_placement": "pre_output", "qk_norm": True},
     fresh={**FRESH, **every(6, 512), **by_type(1_000_000.0, 10_000.0)},
     settings=DecoderSettings(
@@ -108,7 +104,6 @@ GEMMA3 = Family(
 )
 VAULT = Family(
     "vaultgemma",
-    "VaultGemmaConfig",
     "VaultGemmaForCausalLM VaultGemmaModel",
     structure=STRUCTURE,
     fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 512)},

@@ -19,7 +19,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import root_of_width
 from .gemma import SCALE
-from .shared import FOUR_NORMS, LAYER, LLAMA, MLP, OUTER, fields_without
+from .shared import ATTENTION, FOUR_NORMS, LAYER, LLAMA, MLP, OUTER, Q_AND_K_NORM, fields_without
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 OWN = {name: name for name in ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm")}
@@ -94,7 +94,6 @@ class Heads:
         self.says_shared = says_shared
 
     def read(self, official):
-        """See `Value.read`."""
         config, by_type = official.config, {}
         usual = _heads_of(config, SLIDING if SLIDING in config.layer_types else FULL)
         found = _heads_of(config, FULL)
@@ -103,7 +102,6 @@ class Heads:
         return {**usual, "attention_by_type": {FULL: by_type} if by_type else None}
 
     def write(self, config, head):
-        """See `Value.write`."""
         if strange := sorted(set(config.attention_by_type or {}) - {FULL}):
             raise NotExpressible("attention_by_type", f"of {FULL} only", strange[0])
         usual = {name: getattr(config, name) for name in HEADS}
@@ -188,7 +186,6 @@ class SharingNames(DecoderNames):
     """The names of a decoder whose last layers have no keys and values of their own."""
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
-        """See `DecoderNames.stack_rules`."""
         rules = super().stack_rules(config)
         networks = module_rules(BOTH if config.num_experts else DENSE)
         networks += [Rule(theirs, ours) for theirs, ours in BOTH_TENSORS.items()] if config.num_experts else []
@@ -253,8 +250,8 @@ STRUCTURE = {
 }
 GEMMA4 = Family(
     "gemma4_text",
-    "Gemma4TextConfig",
     "Gemma4ForCausalLM Gemma4TextModel",
+    config_class="Gemma4TextConfig",
     structure=STRUCTURE,
     fresh={
         "hidden_act": "gelu_pytorch_tanh",
@@ -288,6 +285,47 @@ GEMMA4 = Family(
         unsupported={"use_bidirectional_attention": (None, False, "vision")},
         contradictions=strange_layers,
         extra_fields=["per_layer_config", *GLOBAL.values()],
+        reads_whole=False,
+    ),
+    scales_in_embedding="rounded",
+)
+
+
+# The text model of EmbeddingGemma 2 (Gemma team, 2026): layers of Gemma 4 that see a whole text.
+# Its layers take a projection of the first layer's input, and no vector of the token. Its window is a number of tokens
+# to each side. It ends in a projection of the states.
+EMBEDDING = Family(
+    "embedding_gemma2_text",
+    "EmbeddingGemma2TextModel",
+    structure={**STRUCTURE, "bidirectional": True, "token_input_table": False},
+    names=DecoderNames(
+        layer={
+            **ATTENTION,
+            **Q_AND_K_NORM,
+            **MLP,
+            **FOUR_NORMS,
+            **{f"ple_block.{theirs}": ours for theirs, ours in LAYER_INPUTS.items()},
+        },
+        outer={
+            **OUTER,
+            "ple.per_layer_model_projection": "token_inputs.projection",
+            "ple.per_layer_projection_norm": "token_inputs.norm",
+            "embedding_projection": "final_projection",
+        },
+        more_rules=lambda config: [Rule("layer_scalar", "end.scale")],
+    ),
+    settings=DecoderSettings(
+        usual=fields_without("num_key_value_heads", "tie_word_embeddings"),
+        fields={
+            "hidden_size_per_layer_input": "hidden_size_per_layer_input",
+            "embedding_dim": "final_projection_size",
+        },
+        head_dim=Heads(says_shared=False),
+        rope=RopeByLayerType(),
+        computed=[SCALE, Computed(writer=last_is_full)],
+        not_none=["hidden_size_per_layer_input", "final_projection_size"],
+        contradictions=strange_layers,
+        extra_fields=["per_layer_config", "global_head_dim", "num_global_key_value_heads"],
         reads_whole=False,
     ),
     scales_in_embedding="rounded",

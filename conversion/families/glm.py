@@ -12,7 +12,6 @@ from .shared import ATTENTION, FUSED_MLP, LLAMA, NORMS
 FIELDS = {"attention_bias": "attention_bias"}
 GLM = Family(
     "glm",
-    "GlmConfig",
     "GlmForCausalLM GlmModel GlmForSequenceClassification GlmForTokenClassification",
     structure=LLAMA,
     fresh={**rotary(10_000.0, 0.5), "attention_bias": True, "norm_eps": 1.5625e-07, "eos_token_id": 2},
@@ -21,7 +20,6 @@ GLM = Family(
 )
 GLM4 = Family(
     "glm4",
-    "Glm4Config",
     "Glm4ForCausalLM Glm4Model Glm4ForSequenceClassification Glm4ForTokenClassification",
     structure={**LLAMA, "norm_placement": "pre_output"},
     fresh={**rotary(10_000.0, 0.5), "norm_eps": 1e-5, "eos_token_id": 2},

@@ -18,9 +18,10 @@ from ..rules.table import Rule
 from ..values import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
+from .fresh import every
+from .gpt_neox import by_head
 from .oracle import Oracle
-from .shared import GPT, QKV
+from .shared import GPT, QKV, fields_without
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
@@ -99,11 +100,9 @@ class GPT2Names(DecoderNames):
     """GPT-2's names; its first checkpoints hold more than today's."""
 
     def stack_rules(self, config):
-        """See `DecoderNames.stack_rules`."""
         return stack_rules(config)
 
     def notes_on_writing(self, config):
-        """See `Names.notes_on_writing`."""
         absent = [name for name in BIASES if not getattr(config, name)]
         return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
 
@@ -112,7 +111,6 @@ class GPT2Names(DecoderNames):
         return True
 
     def check_ignored(self, name, tensor):
-        """See `Names.check_ignored`."""
         if name.endswith(".masked_bias"):
             value = torch.tensor(MASKED, dtype=tensor.dtype) if tensor.dtype.is_floating_point else None
             is_value = value is not None and tensor.numel() == 1 and torch.equal(tensor.reshape(()), value)
@@ -146,15 +144,12 @@ class GPT2Settings(DecoderSettings):
 
 FAMILY = Family(
     "gpt2",
-    "GPT2Config",
-    decoder_heads(
-        "GPT2LMHeadModel GPT2Model GPT2ForSequenceClassification GPT2ForTokenClassification GPT2ForQuestionAnswering",
-        "transformer.",
-        token_head="classifier",
-    ),
+    "GPT2LMHeadModel GPT2Model GPT2ForSequenceClassification GPT2ForTokenClassification GPT2ForQuestionAnswering",
     structure={**GPT, "position_type": "learned"},
     fresh=FRESH,
     names=GPT2Names(
+        root="transformer.",
+        token_head="classifier",
         layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
         outer=OUTER,
         layers=LAYER[0],
@@ -180,5 +175,98 @@ FAMILY = Family(
         not_none=["initializer_range"],
     ),
     oracle=Oracle(not_runnable=lambda family, config: NOT_PRUNED if config.pruned_heads else None),
+    pad_token_learns=True,
+)
+
+
+# SantaCoder and StarCoder (BigCode, 2023): GPT-2 with one key/value head, and matrices the usual way round.
+def split_bigcode(config, rows):
+    """One key/value head comes last; as many as query heads are side by side with theirs."""
+    return Split(0, rows) if config.num_key_value_heads == 1 else by_head(config, rows)
+
+
+KEYS = Computed(
+    lambda official: {"num_key_value_heads": 1 if official.config.multi_query else official.config.n_head},
+    lambda config, head: {"multi_query": config.num_key_value_heads == 1},
+)
+BIGCODE = Family(
+    "gpt_bigcode",
+    "GPTBigCodeForCausalLM GPTBigCodeModel GPTBigCodeForSequenceClassification GPTBigCodeForTokenClassification",
+    structure={**GPT, "position_type": "learned"},
+    fresh={
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_eps": 1e-5,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    },
+    names=DecoderNames(
+        root="transformer.",
+        token_head="classifier",
+        layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
+        outer=OUTER,
+        layers="h.{layer}.",
+        split=split_bigcode,
+        ignored=MASKS,
+    ),
+    settings=DecoderSettings(
+        usual=fields_without("num_key_value_heads"),
+        rope=None,
+        computed=[InnerSize("n_inner"), KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
+    ),
+    pad_token_learns=True,
+)
+
+
+# GPT-Neo (Black et al., 2021): GPT-2 with separate matrices, scores as they are, and windows in every other layer.
+KINDS = {"global": "full_attention", "local": "sliding_attention"}
+"""Official type of a layer -> ours."""
+
+
+def read_layers(official):
+    """The official list has a type for each layer, and one window for all that are local."""
+    config = official.config
+    kinds = [KINDS[each] for each in config.attention_layers]
+    return {"layer_types": kinds, "sliding_window": config.window_size if KINDS["local"] in kinds else None}
+
+
+def write_layers(config, head):
+    """The way back, as one block of all layers."""
+    names = {ours: theirs for theirs, ours in KINDS.items()}
+    window = {} if config.sliding_window is None else {"window_size": config.sliding_window}
+    return {"attention_types": [[[names[kind] for kind in config.layer_types], 1]], **window}
+
+
+NEO = Family(
+    "gpt_neo",
+    "GPTNeoForCausalLM GPTNeoModel GPTNeoForSequenceClassification "
+    "GPTNeoForTokenClassification GPTNeoForQuestionAnswering",
+    structure={**GPT, "position_type": "learned", "attention_bias": False, "attention_scale": 1.0},
+    fresh={
+        **FRESH,
+        **every(2, 256),
+        "max_position_embeddings": 2048,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+    names=DecoderNames(
+        root="transformer.",
+        token_head="classifier",
+        layer={
+            **{f"attn.attention.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")},
+            "attn.attention.out_proj": "self_attn.o_proj",
+            "mlp.c_fc": "mlp.up_proj",
+            "mlp.c_proj": "mlp.down_proj",
+            **NORMS,
+        },
+        outer=OUTER,
+        layers="h.{layer}.",
+        ignored=["h.{layer}.attn.attention.bias", "h.{layer}.attn.attention.masked_bias"],
+    ),
+    settings=DecoderSettings(
+        rope=None,
+        head_dim=None,
+        computed=[InnerSize("intermediate_size"), Computed(read_layers, write_layers)],
+        reads_whole=False,
+    ),
     pad_token_learns=True,
 )

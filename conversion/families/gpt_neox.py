@@ -8,7 +8,6 @@ from ..storage.spelling import Ending
 from ..values import Flag, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .shared import NORMS, QKV, ROTARY_GPT
 
@@ -27,16 +26,13 @@ def by_head(config, rows):
 
 FAMILY = Family(
     "gpt_neox",
-    "GPTNeoXConfig",
-    decoder_heads(
-        "GPTNeoXForCausalLM GPTNeoXModel GPTNeoXForSequenceClassification "
-        "GPTNeoXForTokenClassification GPTNeoXForQuestionAnswering",
-        "gpt_neox.",
-        token_head="classifier",
-    ),
+    "GPTNeoXForCausalLM GPTNeoXModel GPTNeoXForSequenceClassification "
+    "GPTNeoXForTokenClassification GPTNeoXForQuestionAnswering",
     structure=ROTARY_GPT,
     fresh={**rotary(10_000.0, 0.25), "hidden_act": "gelu", "residual": "parallel", "norm_eps": 1e-5},
     names=DecoderNames(
+        root="gpt_neox.",
+        token_head="classifier",
         layer={
             "attention.query_key_value": QKV,
             "attention.dense": "self_attn.o_proj",
@@ -63,7 +59,6 @@ FAMILY = Family(
 # Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns.
 PERSIMMON = Family(
     "persimmon",
-    "PersimmonConfig",
     "PersimmonForCausalLM PersimmonModel PersimmonForSequenceClassification PersimmonForTokenClassification",
     structure=ROTARY_GPT,
     fresh={**rotary(25_000.0, 0.5), "hidden_act": "relu2", "qk_norm": True, "norm_eps": 1e-5},

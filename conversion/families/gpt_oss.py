@@ -64,7 +64,6 @@ LIMIT = Computed(
 
 FAMILY = Family(
     "gpt_oss",
-    "GptOssConfig",
     "GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification",
     structure={**LLAMA, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"},
     fresh={

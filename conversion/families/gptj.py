@@ -10,7 +10,6 @@ from ..rules.operations import Split
 from ..values import InnerSize, RotaryPart
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .gpt2 import MASKS
 from .shared import ROTARY_GPT
@@ -31,19 +30,16 @@ REST = {
 }
 NAMES: dict[str, Any] = {
     "outer": {"wte": "embed_tokens", "ln_f": "norm"},
+    "root": "transformer.",
     "layers": "h.{layer}.",
+    "head_bias": True,
     "pairs": True,
     "ignored": [*MASKS, "h.{layer}.attn.causal_mask"],
 }
 SETTINGS = DecoderSettings(rope=RotaryPart(), computed=[InnerSize("n_inner")])
 GPTJ = Family(
     "gptj",
-    "GPTJConfig",
-    decoder_heads(
-        "GPTJForCausalLM GPTJModel GPTJForSequenceClassification GPTJForQuestionAnswering",
-        "transformer.",
-        head_bias=True,
-    ),
+    "GPTJForCausalLM GPTJModel GPTJForSequenceClassification GPTJForQuestionAnswering",
     structure=STRUCTURE,
     fresh=FRESH,
     names=DecoderNames(
@@ -60,8 +56,7 @@ GPTJ = Family(
 )
 CODEGEN = Family(
     "codegen",
-    "CodeGenConfig",
-    decoder_heads("CodeGenForCausalLM CodeGenModel", "transformer.", head_bias=True),
+    "CodeGenForCausalLM CodeGenModel",
     structure=STRUCTURE,
     fresh=FRESH,
     names=DecoderNames(

@@ -11,8 +11,7 @@ from .bamba import SCAN, scan_rules, twice_the_width
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import few_full
-from .granite import FRESH, SETTINGS
-from .granitemoe import IN_FILES, sparse_rules
+from .granite import FRESH, IN_FILES, SETTINGS, sparse_rules
 from .shared import ATTENTION, LLAMA, NORMS, fields_without
 from .with_experts import ExpertNames
 
@@ -68,7 +67,6 @@ def write_positions(config, head) -> dict[str, Any]:
 
 FAMILY = Family(
     "granitemoehybrid",
-    "GraniteMoeHybridConfig",
     "GraniteMoeHybridForCausalLM GraniteMoeHybridModel",
     structure=LLAMA,
     fresh={

@@ -15,7 +15,6 @@ class RopeWithAlpha(Rope):
     """Rotary parameters whose base may have a fixed factor."""
 
     def read(self, official):
-        """See `Value.read`."""
         rope = dict(official.config.rope_parameters or {})
         alpha, size = rope.get("alpha"), official.config.head_dim
         if rope.get("rope_type") != "dynamic" or not alpha:
@@ -26,7 +25,6 @@ class RopeWithAlpha(Rope):
 
 FAMILY = Family(
     "hunyuan_v1_dense",
-    "HunYuanDenseV1Config",
     "HunYuanDenseV1ForCausalLM HunYuanDenseV1Model HunYuanDenseV1ForSequenceClassification",
     structure={**LLAMA, "qk_norm": "rotated"},
     fresh={**rotary(10_000.0), "norm_eps": 1e-5},

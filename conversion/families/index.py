@@ -53,15 +53,21 @@ MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 """Families whose official `model_type` is not their name."""
 FORMER_TYPES = {"new": "gte"}
 """`model_type` of checkpoints that came with code of their own -> the family that reads them."""
-_BOTH_AT_ONCE = (
-    "each of its layers adds attention and a state space that read the same states, each with factors of its own; a "
-    "layer here has one of the two, so run the model with transformers"
-)
-_ONE_FOR_BOTH = (
-    "each layer of its decoder reads the tokens before and the encoder's states in one attention; here each has an "
-    "attention of its own, so run the model with transformers"
-)
-OUT_OF_REACH = {"falcon_h1": _BOTH_AT_ONCE, "t5gemma2": _ONE_FOR_BOTH}
+OUT_OF_REACH = {
+    "falcon_h1": "each of its layers adds attention and a state space that read the same states, each with factors of "
+    "its own; a layer here has one of the two",
+    "t5gemma2": "each layer of its decoder reads the tokens before and the encoder's states in one attention; here "
+    "each has an attention of its own",
+    "blenderbot-small": "its decoder normalizes token vectors before it adds positions, its encoder after",
+    "dbrx": "all experts of a layer lie in one matrix, which no rule takes apart",
+    "ibert": "its layers hold integers and their scales next to the weights",
+    "ultrabert": "its language model's head has two layers of a width of their own; here it has one of the model's",
+    "openai-gpt": "its official class has no cache, with which conversions are compared",
+    "roformer": "its encoder turns neighbouring channels, of values too where rotary_value says so; no record has that",
+    "fsmt": "its stacks have vocabularies under names of their own and positions that count from the padding token; no "
+    "record has that",
+    "bert-generation": "its classes have names and a head of their own; no record has them",
+}
 """`model_type` of models that people ask for -> the parts that ours lack."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""
@@ -76,15 +82,16 @@ MORE_PRESETS = {
 """Presets that are not called like a family -> the file that they are in."""
 FILES = {
     "phi3": "phi",
-    "olmo2": "olmo",
-    "olmo3": "olmo",
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe", "flex_olmo"), "olmo"),
     "gemma2": "gemma",
     "gemma3_text": "gemma",
     "gemma4_text": "gemma4",
-    "embedding_gemma2_text": "embedding_gemma2",
+    "embedding_gemma2_text": "gemma4",
     "vaultgemma": "gemma",
     **dict.fromkeys(("qwen2", "qwen3", "mistral", "ministral", "cwm", "arcee", "helium", "seed_oss"), "llama"),
-    **dict.fromkeys(("ernie4_5", "internlm3", "iquestcoder"), "llama"),
+    **dict.fromkeys(("ernie4_5", "internlm3", "iquestcoder", "smollm3", "exaone4"), "llama"),
+    **dict.fromkeys(("nemotron", "starcoder2", "stablelm"), "with_layer_norms"),
+    **dict.fromkeys(("gpt_bigcode", "gpt_neo"), "gpt2"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "flint", "mellum"), "qwen_moe"),
     "minimax_m2": "mixtral",
     **dict.fromkeys(("dots1", "solar_open", "glm4_moe", "exaone_moe", "hy_v3"), "like_deepseek"),
@@ -92,12 +99,10 @@ FILES = {
     "glm4": "glm",
     "cohere2": "cohere",
     "codegen": "gptj",
-    "flex_olmo": "olmoe",
-    "granitemoeshared": "granitemoe",
-    "granitemoe_swa": "granite_swa",
+    **dict.fromkeys(("hyperclovax", "granitemoe", "granitemoeshared", "granite_swa", "granitemoe_swa"), "granite"),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), "qwen3_next"),
     "lfm2_moe": "lfm2",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"), "deepseek"),
     "xglm": "biogpt",
     "persimmon": "gpt_neox",
     "ernie": "bert",

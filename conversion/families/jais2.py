@@ -6,7 +6,6 @@ from .shared import ROTARY_GPT
 
 FAMILY = Family(
     "jais2",
-    "Jais2Config",
     "Jais2ForCausalLM Jais2Model",
     structure=ROTARY_GPT,
     fresh={**rotary(10_000.0), "hidden_act": "relu2", "norm_eps": 1e-5},

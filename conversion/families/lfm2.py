@@ -52,11 +52,9 @@ class InFeedForward:
     """Names of feed-forward networks, whose experts are found where most families have them."""
 
     def to_class(self, name: str) -> str:
-        """See `Spelling.to_class`."""
         return name.replace(".feed_forward.", ".mlp.")
 
     def to_file(self, name: str) -> str:
-        """See `Spelling.to_file`."""
         return name.replace(".mlp.", ".feed_forward.")
 
 
@@ -72,7 +70,6 @@ SETTINGS: dict[str, Any] = {
 FRESH = {**rotary(1_000_000.0), "layer_types": few_full(3, "conv"), "norm_eps": 1e-5, "tie_word_embeddings": True}
 FAMILY = Family(
     "lfm2",
-    "Lfm2Config",
     "Lfm2ForCausalLM Lfm2Model",
     structure=STRUCTURE,
     fresh=FRESH,
@@ -88,7 +85,6 @@ FAMILY = Family(
 )
 MOE = Family(
     "lfm2_moe",
-    "Lfm2MoeConfig",
     "Lfm2MoeForCausalLM Lfm2MoeModel",
     structure={**STRUCTURE, "router_score": "sigmoid"},
     fresh={**FRESH, **FINE, "router_selection_bias": True},

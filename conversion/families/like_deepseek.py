@@ -4,9 +4,9 @@ from ..storage.spelling import Ending
 from ..values import Computed, Flag, Rope
 from .base import Family
 from .decoder import DecoderSettings
-from .exaone4 import read_rotating, write_rotating
 from .fresh import every, rotary
 from .further import LIKE_DEEPSEEK
+from .llama import read_rotating, write_rotating
 from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
     FINE,
@@ -22,7 +22,6 @@ from .with_experts import (
 # dots.llm1 (Huo et al., 2025): Qwen3's attention, and DeepSeek's experts: sigmoid scores and a term in the choice.
 DOTS1 = Family(
     "dots1",
-    "Dots1Config",
     "Dots1ForCausalLM Dots1Model",
     structure={**LLAMA, "qk_norm": True, **SIGMOID_ROUTER},
     fresh={**rotary(10_000_000.0), **FINE, "shared_expert_intermediate_size": 768, "routed_scaling_factor": 2.5},
@@ -37,7 +36,6 @@ DOTS1 = Family(
 # Solar Open (Upstage, 2026): DeepSeek's experts in every layer, and Llama's attention.
 SOLAR_OPEN = Family(
     "solar_open",
-    "SolarOpenConfig",
     "SolarOpenForCausalLM SolarOpenModel",
     structure={**LLAMA, **FLOAT32_ROUTER},
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 384, "norm_eps": 1e-5},
@@ -58,7 +56,6 @@ SOLAR_OPEN = Family(
 # Checkpoints hold a layer after the last one, which predicts one token more.
 GLM4_MOE = Family(
     "glm4_moe",
-    "Glm4MoeConfig",
     "Glm4MoeForCausalLM Glm4MoeModel",
     structure={**LLAMA, **SIGMOID_ROUTER},
     fresh={
@@ -93,7 +90,6 @@ GLM4_MOE = Family(
 # Checkpoints may hold layers that predict further tokens.
 EXAONE_MOE = Family(
     "exaone_moe",
-    "ExaoneMoeConfig",
     "ExaoneMoeForCausalLM ExaoneMoeModel",
     structure={**LLAMA, "qk_norm": True, **FLOAT32_ROUTER},
     fresh={
@@ -139,7 +135,6 @@ def width_of_the_dense_layers(official):
 
 HY_V3 = Family(
     "hy_v3",
-    "HYV3Config",
     "HYV3ForCausalLM HYV3Model",
     structure={**LLAMA, "qk_norm": True, **FLOAT32_ROUTER},
     fresh={

@@ -7,7 +7,7 @@ The official class counts the tokens that are not that one.
 from blockformer.files.errors import ConversionError
 
 from ..values import Computed, NotExpressible, token_or_none
-from .bart import FRESH, BartNames, bart_heads, bart_settings
+from .bart import FRESH, BartNames, bart_settings
 from .base import Family
 from .fresh import root_of_width
 from .original import STRUCTURE
@@ -28,8 +28,7 @@ def _write_offset(config, head):
 
 FAMILY = Family(
     "m2m_100",
-    "M2M100Config",
-    bart_heads("M2M100ForConditionalGeneration M2M100Model"),
+    "M2M100ForConditionalGeneration M2M100Model",
     structure={
         **STRUCTURE,
         "norm_placement": "pre",

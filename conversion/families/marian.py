@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .bart import FRESH, BartNames, bart_heads, bart_settings, with_table
+from .bart import FRESH, BartNames, bart_settings, with_table
 from .base import Family
 from .encoder_decoder import BOTH, LM_HEAD
 from .fresh import root_of_width
@@ -31,11 +31,11 @@ def sinusoid(positions: int, width: int) -> Tensor:
 ORACLE = Oracle(prepared=partial(with_table, sinusoid))
 FAMILY = Family(
     "marian",
-    "MarianConfig",
     [
         Head("MarianMTModel", f"{BOTH}ForConditionalGeneration", "model.", tensors={LM_HEAD: LM_HEAD}),
         Head("MarianModel", f"{BOTH}Model"),
     ],
+    config_class="MarianConfig",
     structure={**STRUCTURE, "position_type": "sinusoidal_halves"},
     fresh={
         **FRESH,
@@ -58,8 +58,7 @@ FAMILY = Family(
 )
 PEGASUS = Family(
     "pegasus",
-    "PegasusConfig",
-    bart_heads("PegasusForConditionalGeneration PegasusModel"),
+    "PegasusForConditionalGeneration PegasusModel",
     structure={**STRUCTURE, "norm_placement": "pre", "position_type": "sinusoidal_halves"},
     fresh={
         **FRESH,

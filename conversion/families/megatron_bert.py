@@ -8,7 +8,6 @@ from .roberta import norms_before
 
 FAMILY = Family(
     "megatron-bert",
-    "MegatronBertConfig",
     "MegatronBertModel MegatronBertForMaskedLM MegatronBertForSequenceClassification "
     "MegatronBertForMultipleChoice MegatronBertForTokenClassification "
     "MegatronBertForQuestionAnswering MegatronBertForCausalLM MegatronBertForPreTraining "

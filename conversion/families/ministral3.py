@@ -4,8 +4,7 @@ from blockformer.files.errors import ConversionError
 
 from ..values import Rope
 from .base import Family
-from .decoder import DecoderSettings
-from .decoder_heads import decoder_heads
+from .decoder import DecoderNames, DecoderSettings
 from .shared import LLAMA
 
 GROWTH, LENGTH = "llama_4_scaling_beta", "original_max_position_embeddings"
@@ -17,7 +16,6 @@ class RopeWithGrowth(Rope):
     """Rotary parameters that also say how queries grow; growth 0 is none."""
 
     def read(self, official):
-        """See `Value.read`."""
         rope = super().read(official)["rope_parameters"]
         if (growth := rope.pop(GROWTH, None)) is None:
             raise ConversionError(f"config.json: rope_parameters have no {GROWTH}; write 0 if queries do not grow")
@@ -27,19 +25,14 @@ class RopeWithGrowth(Rope):
         return {"rope_parameters": rope, "query_growth": growth or None}
 
     def write(self, config, head):
-        """See `Value.write`."""
         rope = super().write(config, head)["rope_parameters"]
         return {"rope_parameters": {LENGTH: config.max_position_embeddings, **rope, GROWTH: config.query_growth or 0.0}}
 
 
 FAMILY = Family(
     "ministral3",
-    "Ministral3Config",
-    decoder_heads(
-        "Ministral3ForCausalLM Ministral3Model Ministral3ForSequenceClassification "
-        "Ministral3ForTokenClassification Ministral3ForQuestionAnswering",
-        qa_root="model.",
-    ),
+    "Ministral3ForCausalLM Ministral3Model Ministral3ForSequenceClassification "
+    "Ministral3ForTokenClassification Ministral3ForQuestionAnswering",
     structure=LLAMA,
     fresh={
         "hidden_act": "silu",
@@ -56,5 +49,6 @@ FAMILY = Family(
         },
         "query_growth": 0.1,
     },
+    names=DecoderNames(qa_root="model."),
     settings=DecoderSettings(rope=RopeWithGrowth()),
 )

@@ -4,7 +4,6 @@ from ..storage.experts import OneByOne
 from ..values import Rope
 from .base import Family
 from .decoder import DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .shared import LLAMA
 from .with_experts import FINE, SIGMOID_ROUTER, ExpertNames
@@ -12,15 +11,11 @@ from .with_experts import FINE, SIGMOID_ROUTER, ExpertNames
 # Mixtral (Jiang et al., 2024): Mistral with experts in every layer.
 MIXTRAL = Family(
     "mixtral",
-    "MixtralConfig",
-    decoder_heads(
-        "MixtralForCausalLM MixtralModel MixtralForSequenceClassification "
-        "MixtralForTokenClassification MixtralForQuestionAnswering",
-        qa_root="model.",
-    ),
+    "MixtralForCausalLM MixtralModel MixtralForSequenceClassification "
+    "MixtralForTokenClassification MixtralForQuestionAnswering",
     structure=LLAMA,
     fresh={**rotary(1_000_000.0), "num_experts": 8},
-    names=ExpertNames(published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"))),
+    names=ExpertNames(qa_root="model.", published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"))),
     settings=DecoderSettings(
         fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
         unsupported={"router_jitter_noise": (0, 0.0, None)},
@@ -31,7 +26,6 @@ MIXTRAL = Family(
 # MiniMax-M2 (MiniMax, 2025): Mixtral with sigmoid scores, norms of queries and keys; a part of each head turns.
 MINIMAX_M2 = Family(
     "minimax_m2",
-    "MiniMaxM2Config",
     "MiniMaxM2ForCausalLM MiniMaxM2Model",
     structure={**LLAMA, "qk_norm": "projection", **SIGMOID_ROUTER},
     fresh={**rotary(5_000_000.0, 0.5), **FINE},

@@ -63,7 +63,6 @@ class Window:
     """The window of sliding layers: of an encoder half of the official number to each side, of a decoder half of it."""
 
     def read(self, official):
-        """See `Value.read`."""
         types, width = list(official.config.layer_types), official.config.local_attention
         own = official.entries.get("sliding_window")  # goes before local_attention in both official classes
         width = 2 * own if isinstance(own, int) else width
@@ -73,7 +72,6 @@ class Window:
         return {"sliding_window": width // 2 if slides else None, "layer_types": types}
 
     def write(self, config, head):
-        """See `Value.write`."""
         window = {} if config.sliding_window is None else {"local_attention": 2 * config.sliding_window}
         return {**window, "layer_types": list(config.layer_types)}
 
@@ -104,7 +102,6 @@ ROWS = {"modules": SCORE}
 
 ENCODER = Family(
     "modernbert",
-    "ModernBertConfig",
     encoder_heads(
         "ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification ModernBertForTokenClassification "
         "ModernBertForMultipleChoice ModernBertForQuestionAnswering",
@@ -142,7 +139,6 @@ ENCODER = Family(
 
 DECODER = Family(
     "modernbert-decoder",
-    "ModernBertDecoderConfig",
     [
         Head(
             "ModernBertDecoderForCausalLM",

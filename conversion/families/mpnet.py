@@ -37,7 +37,6 @@ def _write_positions(config, head):
 
 FAMILY = Family(
     "mpnet",
-    "MPNetConfig",
     encoder_heads(
         "MPNetModel MPNetForMaskedLM MPNetForSequenceClassification MPNetForMultipleChoice "
         "MPNetForTokenClassification MPNetForQuestionAnswering",

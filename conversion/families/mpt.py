@@ -5,7 +5,6 @@ from blockformer.files.errors import ConversionError, listed, shown
 from ..values import Computed, InnerSize
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import four_widths
 from .shared import ALL_BIASES, GPT, QKV, fields_without
 
@@ -48,12 +47,7 @@ def write_attention(config, head):
 
 FAMILY = Family(
     "mpt",
-    "MptConfig",
-    decoder_heads(
-        "MptForCausalLM MptModel MptForSequenceClassification MptForTokenClassification MptForQuestionAnswering",
-        "transformer.",
-        token_head="classifier",
-    ),
+    "MptForCausalLM MptModel MptForSequenceClassification MptForTokenClassification MptForQuestionAnswering",
     structure={
         **GPT,
         **dict.fromkeys(ALL_BIASES, False),
@@ -63,6 +57,8 @@ FAMILY = Family(
     },
     fresh={"intermediate_size": four_widths, "norm_eps": 1e-5, "tie_word_embeddings": True},
     names=DecoderNames(
+        root="transformer.",
+        token_head="classifier",
         layer={
             "norm_1": "self_attn_pre_norm",
             "attn.Wqkv": QKV,

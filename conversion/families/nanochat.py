@@ -20,7 +20,6 @@ def turned_rules(config) -> list[Rule]:
 
 FAMILY = Family(
     "nanochat",
-    "NanoChatConfig",
     "NanoChatForCausalLM NanoChatModel",
     structure={
         **LLAMA,

@@ -73,7 +73,6 @@ class Turns:
     """Which layers there are."""
 
     def read(self, official):
-        """See `Value.read`."""
         letters = [LETTERS.get(kind, "?") for kind in official.config.layer_types]
         kinds: list[str] = []
         networks: list[str] = []
@@ -103,7 +102,6 @@ class Turns:
         return {**layers, **sizes}
 
     def write(self, config, head):
-        """See `Value.write`."""
         if strange := sorted(set(config.layer_types) - {*MIXERS.values()}):
             raise NotExpressible("layer_types", f"{SCAN} and {FULL}", strange[0])
         sizes = {theirs: getattr(config, ours) for theirs, ours in SIZES.items()} if SCAN in config.layer_types else {}
@@ -134,7 +132,6 @@ class TurnsNames(ExpertNames):
     """The names of a decoder whose official layers are one or two to each of ours."""
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
-        """See `DecoderNames.stack_rules`."""
         rules, place = super().stack_rules(config), 0
         for layer, (kind, network) in enumerate(zip(config.layer_types, networks_of(config), strict=True)):
             ours = f"layers.{layer}."
@@ -147,7 +144,6 @@ class TurnsNames(ExpertNames):
         return rules
 
     def sparse_places(self, config: PretrainedConfig) -> list[str]:
-        """See `ExpertNames.sparse_places`."""
         return [f"layers.{place}." for place, letter in enumerate(pattern_of(config)) if letter == "E"]
 
 
@@ -162,7 +158,6 @@ def some_networks(settings: dict) -> list[Any]:
 
 FAMILY = Family(
     "nemotron_h",
-    "NemotronHConfig",
     "NemotronHForCausalLM NemotronHModel",
     structure={**LLAMA, "position_type": "none", "gated_mlp": False, "hidden_act": "relu2"},
     fresh={

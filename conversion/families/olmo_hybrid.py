@@ -42,13 +42,11 @@ class RopeOrNone(Rope):
     """Rotary parameters, or no positions where theta is missing."""
 
     def read(self, official):
-        """See `Value.read`."""
         if (official.config.rope_parameters or {}).get("rope_theta") is None:
             return {"position_type": "none", "rope_parameters": None}
         return super().read(official)
 
     def write(self, config, head):
-        """See `Value.write`."""
         if config.position_type == "none":
             return {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
         return super().write(config, head)
@@ -59,12 +57,10 @@ class HybridNames(DecoderNames):
     """The names of a decoder whose layers have norms of one name in other places, by their type."""
 
     def alternatives(self, head):
-        """See `Names.alternatives`."""
         published = Alternative(PUBLISHED, ends=(".post_attention_layernorm.weight",))
         return [*super().alternatives(head), [published]]
 
     def storage(self, variant, config):
-        """See `Names.storage`."""
         root, (keys, values, _) = self.head(variant).root, sizes_of(config)
         is_published, whole = PUBLISHED in variant.traits, 2 * keys + values
         third = -(-whole // 3)
@@ -79,7 +75,6 @@ class HybridNames(DecoderNames):
         return rules
 
     def stack_rules(self, config: PretrainedConfig):
-        """See `DecoderNames.stack_rules`."""
         rules = super().stack_rules(config)
         for index, kind in enumerate(config.layer_types):
             layer = f"layers.{index}."
@@ -96,7 +91,6 @@ def rules_of_states(config: PretrainedConfig) -> list[Rule]:
 
 FAMILY = Family(
     "olmo_hybrid",
-    "OlmoHybridConfig",
     "OlmoHybridForCausalLM OlmoHybridModel",
     structure={**STRUCTURE, "linear_norm_placement": "pre", "linear_norm_eps": 1e-5},
     fresh={

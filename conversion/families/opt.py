@@ -7,7 +7,6 @@ from ..rules.table import module_rules
 from ..values import Computed, NotExpressible
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .shared import ALL_BIASES, GPT, QKV
 
 MODULES = {
@@ -62,15 +61,12 @@ def norm_rules(config):
 
 FAMILY = Family(
     "opt",
-    "OPTConfig",
-    decoder_heads(
-        "OPTForCausalLM OPTModel OPTForSequenceClassification OPTForQuestionAnswering",
-        "model.decoder.",
-        bare_root="decoder.",
-    ),
+    "OPTForCausalLM OPTModel OPTForSequenceClassification OPTForQuestionAnswering",
     structure={**GPT, "position_type": "learned", "position_offset": 2, "padding_position": "before", "norm_eps": 1e-5},
     fresh={"hidden_act": "relu", "tie_word_embeddings": True},
     names=DecoderNames(
+        root="model.decoder.",
+        bare_root="decoder.",
         layer=MODULES,
         more_rules=norm_rules,
         outer={

@@ -7,7 +7,6 @@ one matrix, gate and up projection in another.
 from ..values import Computed, Flag, Rope
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .shared import FUSED_MLP, LLAMA, NORMS, QKV, ROTARY_GPT, fields_without
 
@@ -21,11 +20,11 @@ def write_trained_length(config, head):
 
 PHI = Family(
     "phi",
-    "PhiConfig",
-    decoder_heads("PhiForCausalLM PhiModel PhiForSequenceClassification PhiForTokenClassification", head_bias=True),
+    "PhiForCausalLM PhiModel PhiForSequenceClassification PhiForTokenClassification",
     structure={**ROTARY_GPT, "residual": "parallel_shared_norm", "lm_head_bias": True},
     fresh={**rotary(10_000.0, 0.5), "hidden_act": "gelu_new", "norm_eps": 1e-5},
     names=DecoderNames(
+        head_bias=True,
         layer={
             **{name: name for name in QKV},
             "self_attn.dense": "self_attn.o_proj",
@@ -44,7 +43,6 @@ PHI = Family(
 )
 PHI3 = Family(
     "phi3",
-    "Phi3Config",
     "Phi3ForCausalLM Phi3Model Phi3ForSequenceClassification Phi3ForTokenClassification",
     structure=LLAMA,
     fresh=rotary(10_000.0),

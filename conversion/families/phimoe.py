@@ -11,7 +11,6 @@ from ..storage.experts import OneByOne
 from ..values import Computed, NotExpressible, Rope
 from .base import Family
 from .decoder import DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import rotary
 from .shared import LLAMA
 from .with_experts import ExpertNames
@@ -23,7 +22,6 @@ class RopeWithMscale(Rope):
     """Rotary parameters whose "longrope" has its factor of cosines and sines for short and for long texts."""
 
     def read(self, official):
-        """See `Value.read`."""
         rope = super().read(official)["rope_parameters"]
         if rope["rope_type"] == "default":
             return {"rope_parameters": rope}
@@ -37,7 +35,6 @@ class RopeWithMscale(Rope):
         return {"rope_parameters": {**rest, "attention_factor": short}}
 
     def write(self, config, head):
-        """See `Value.write`."""
         rope = dict(config.rope_parameters or {})
         if rope.get("rope_type") == "default":
             return {"rope_parameters": rope}
@@ -57,14 +54,12 @@ class PhimoeNames(ExpertNames):
     """The names of Phi-3.5-MoE, whose official router computes something else in training."""
 
     def notes(self, variant):
-        """See `Names.notes`."""
         return ["in training, the official router draws experts at random; this one chooses them as in evaluation"]
 
 
 FAMILY = Family(
     "phimoe",
-    "PhimoeConfig",
-    decoder_heads("PhimoeForCausalLM PhimoeModel PhimoeForSequenceClassification", head_bias=True),
+    "PhimoeForCausalLM PhimoeModel PhimoeForSequenceClassification",
     structure={**LLAMA, "norm_type": "layer_norm", "norm_topk_prob": False, "num_experts_per_tok": 2},
     fresh={
         **rotary(1_000_000.0),
@@ -76,7 +71,9 @@ FAMILY = Family(
         "router_margin": 0.02,
     },
     names=PhimoeNames(
-        published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"), modules={"router": "gate"}), router="router"
+        head_bias=True,
+        published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2"), modules={"router": "gate"}),
+        router="router",
     ),
     settings=DecoderSettings(
         fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size"), "lm_head_bias": "lm_head_bias"},

@@ -87,7 +87,6 @@ SPARSE_STRUCTURE = {**STRUCTURE, "shared_expert_gate": True}
 SPARSE_FRESH = {**FRESH, **FINE, "shared_expert_intermediate_size": 384}
 NEXT = Family(
     "qwen3_next",
-    "Qwen3NextConfig",
     "Qwen3NextForCausalLM Qwen3NextModel Qwen3NextForSequenceClassification "
     "Qwen3NextForTokenClassification Qwen3NextForQuestionAnswering",
     structure=SPARSE_STRUCTURE,
@@ -97,8 +96,8 @@ NEXT = Family(
 )
 TEXT = Family(
     "qwen3_5_text",
-    "Qwen3_5TextConfig",
     "Qwen3_5ForCausalLM Qwen3_5TextModel Qwen3_5TextForSequenceClassification",
+    config_class="Qwen3_5TextConfig",
     structure=STRUCTURE,
     fresh=FRESH,
     names=DecoderNames(more_rules=text_rules, further=LIKE_QWEN_3_5, **NAMES),
@@ -111,8 +110,8 @@ TEXT = Family(
 )
 MOE_TEXT = Family(
     "qwen3_5_moe_text",
-    "Qwen3_5MoeTextConfig",
     "Qwen3_5MoeForCausalLM Qwen3_5MoeTextModel",
+    config_class="Qwen3_5MoeTextConfig",
     structure=SPARSE_STRUCTURE,
     fresh=SPARSE_FRESH,
     names=ExpertNames(sparse=SPARSE, more_rules=text_rules, further=LIKE_QWEN_3_5, **NAMES),

@@ -4,7 +4,6 @@ from ..storage.spelling import Ending
 from ..values import Computed, RopeByLayerType, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderSettings
-from .decoder_heads import decoder_heads
 from .fresh import by_type, every, rotary
 from .shared import LLAMA, sinks
 from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
@@ -12,15 +11,11 @@ from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 # Qwen2-MoE (Qwen team, 2024): experts in addition to one for every token, whose output has a learned factor.
 QWEN2_MOE = Family(
     "qwen2_moe",
-    "Qwen2MoeConfig",
-    decoder_heads(
-        "Qwen2MoeForCausalLM Qwen2MoeModel Qwen2MoeForSequenceClassification "
-        "Qwen2MoeForTokenClassification Qwen2MoeForQuestionAnswering",
-        qa_root="model.",
-    ),
+    "Qwen2MoeForCausalLM Qwen2MoeModel Qwen2MoeForSequenceClassification "
+    "Qwen2MoeForTokenClassification Qwen2MoeForQuestionAnswering",
     structure={**LLAMA, "attention_bias": True, "shared_expert_gate": True},
     fresh={**rotary(1_000_000.0), **FINE, "shared_expert_intermediate_size": 1536, "norm_topk_prob": False},
-    names=ExpertNames(sparse={**SHARED, "shared_expert_gate": "shared_expert_gate"}),
+    names=ExpertNames(qa_root="model.", sparse={**SHARED, "shared_expert_gate": "shared_expert_gate"}),
     settings=DecoderSettings(fields={"qkv_bias": "attention_bias"}, computed=(SPARSE_STEP,)),
 )
 
@@ -28,7 +23,6 @@ QWEN2_MOE = Family(
 # Qwen3-MoE (Yang et al., 2025): Qwen3 with experts.
 QWEN3_MOE = Family(
     "qwen3_moe",
-    "Qwen3MoeConfig",
     "Qwen3MoeForCausalLM Qwen3MoeModel Qwen3MoeForSequenceClassification "
     "Qwen3MoeForTokenClassification Qwen3MoeForQuestionAnswering",
     structure={**LLAMA, "qk_norm": True},
@@ -41,7 +35,6 @@ QWEN3_MOE = Family(
 # Flint (Recursive, 2026): Qwen3-MoE with sigmoid scores, attention sinks and windows; only layers with one rotate.
 FLINT = Family(
     "flint",
-    "FlintConfig",
     "FlintForCausalLM FlintModel",
     structure={**LLAMA, "qk_norm": True, "attention_sinks": True, "router_score": "sigmoid", "router_float32": True},
     fresh={**rotary(10_000.0), **every(4, 513), **every(4), **FINE, "shared_expert_intermediate_size": 384},
@@ -56,7 +49,6 @@ FLINT = Family(
 # Checkpoints may hold a layer that predicts one token more.
 MELLUM = Family(
     "mellum",
-    "MellumConfig",
     "MellumForCausalLM MellumModel",
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(500_000.0), **every(4, 1024), **by_type(500_000.0, 10_000.0), **FINE},

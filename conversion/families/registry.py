@@ -76,7 +76,8 @@ def family_of(official: Mapping[str, Any]) -> Family:
         raise ConversionError("config.json: model_type is missing; set it, or name the family")
     if model_type in index.OUT_OF_REACH:
         raise ConversionError(
-            f"config.json: model_type {shown(model_type)} is not supported: {index.OUT_OF_REACH[model_type]}"
+            f"config.json: model_type {shown(model_type)} is not supported: {index.OUT_OF_REACH[model_type]}; run the "
+            "model with transformers"
         )
     wanted = index.FORMER_TYPES.get(model_type, model_type)
     names = [name for name in index.NAMES if index.MODEL_TYPES.get(name, name) == wanted]

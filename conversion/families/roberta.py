@@ -55,7 +55,6 @@ GELU_HEAD = Computed(_check_head)
 
 def roberta(
     name: str,
-    config_class: str,
     classes: str,
     fresh: Mapping[str, Any],
     structure: Mapping[str, Any] = STRUCTURE,
@@ -65,7 +64,6 @@ def roberta(
 
     Args:
         name: the official `model_type`.
-        config_class: name of the official configuration class.
         classes: names of the official model classes.
         fresh: what a fresh model has beyond `FRESH`.
         structure: our fields that are the same in all of its models.
@@ -73,7 +71,6 @@ def roberta(
     """
     return Family(
         name,
-        config_class,
         encoder_heads(classes, ROBERTA_ROWS),
         structure=structure,
         fresh={**FRESH, **fresh},
@@ -93,14 +90,12 @@ def norms_before(self_attn: str, cross_attn: str, mlp: str) -> dict[str, str]:
 
 FAMILY = roberta(
     "roberta",
-    "RobertaConfig",
     "RobertaModel RobertaForMaskedLM RobertaForSequenceClassification RobertaForMultipleChoice "
     "RobertaForTokenClassification RobertaForQuestionAnswering RobertaForCausalLM",
     {"vocab_size": 50265},
 )
 XLM = roberta(
     "xlm-roberta",
-    "XLMRobertaConfig",
     "XLMRobertaModel XLMRobertaForMaskedLM XLMRobertaForSequenceClassification "
     "XLMRobertaForMultipleChoice XLMRobertaForTokenClassification XLMRobertaForQuestionAnswering "
     "XLMRobertaForCausalLM",
@@ -108,7 +103,6 @@ XLM = roberta(
 )
 CAMEMBERT = roberta(
     "camembert",
-    "CamembertConfig",
     "CamembertModel CamembertForMaskedLM CamembertForSequenceClassification "
     "CamembertForMultipleChoice CamembertForTokenClassification CamembertForQuestionAnswering "
     "CamembertForCausalLM",
@@ -116,7 +110,6 @@ CAMEMBERT = roberta(
 )
 DATA2VEC = roberta(
     "data2vec-text",
-    "Data2VecTextConfig",
     "Data2VecTextModel Data2VecTextForMaskedLM Data2VecTextForSequenceClassification "
     "Data2VecTextForMultipleChoice Data2VecTextForTokenClassification "
     "Data2VecTextForQuestionAnswering Data2VecTextForCausalLM",
@@ -125,7 +118,6 @@ DATA2VEC = roberta(
 )
 XL = roberta(
     "xlm-roberta-xl",
-    "XLMRobertaXLConfig",
     "XLMRobertaXLModel XLMRobertaXLForMaskedLM XLMRobertaXLForSequenceClassification "
     "XLMRobertaXLForMultipleChoice XLMRobertaXLForTokenClassification "
     "XLMRobertaXLForQuestionAnswering XLMRobertaXLForCausalLM",
@@ -136,7 +128,6 @@ XL = roberta(
 )
 PRE_NORM = roberta(
     "roberta-prelayernorm",
-    "RobertaPreLayerNormConfig",
     "RobertaPreLayerNormModel RobertaPreLayerNormForMaskedLM "
     "RobertaPreLayerNormForSequenceClassification RobertaPreLayerNormForMultipleChoice "
     "RobertaPreLayerNormForTokenClassification RobertaPreLayerNormForQuestionAnswering "

@@ -76,7 +76,6 @@ def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
 
 GTE = Family(
     "gte",
-    "GteConfig",
     "GteModel GteForMaskedLM GteForSequenceClassification GteForTokenClassification",
     structure={**STRUCTURE, "gated_mlp": True, "mlp_bias": "down"},
     fresh={
@@ -135,7 +134,6 @@ GTE = Family(
 )
 NOMIC = Family(
     "nomic_bert",
-    "NomicBertConfig",
     "NomicBertModel NomicBertForMaskedLM NomicBertForSequenceClassification NomicBertForTokenClassification",
     structure={**STRUCTURE, **dict.fromkeys(ALL_BIASES, False), "gated_mlp": True},
     fresh={
@@ -201,7 +199,6 @@ NOMIC = Family(
 )
 JINA = Family(
     "jina_embeddings_v3",
-    "JinaEmbeddingsV3Config",
     encoder_heads(
         "JinaEmbeddingsV3Model JinaEmbeddingsV3ForMaskedLM "
         "JinaEmbeddingsV3ForSequenceClassification JinaEmbeddingsV3ForTokenClassification "

@@ -164,14 +164,12 @@ class ScaledHead:
         self.scales = scales
 
     def read(self, official):
-        """See `Value.read`."""
         config = official.config
         scaled = config.scale_decoder_outputs if self.scales is None else self.scales
         scale = config.d_model**-0.5 if scaled else 1.0
         return {"logit_scale": scale, "tie_word_embeddings": UNTIED not in official.variant.traits}
 
     def write(self, config, head):
-        """See `Value.write`."""
         entries = {"tie_word_embeddings": config.tie_word_embeddings}
         return entries if self.scales is not None else {**entries, "scale_decoder_outputs": config.logit_scale != 1}
 
@@ -231,7 +229,6 @@ class T5Names(EncoderDecoderNames):
         return CheckpointVariant(head.official, frozenset(traits))
 
     def head_by_tensors(self, official, names):
-        """See `Names.head_by_tensors`."""
         alone = not any(name.startswith("decoder.") for name in names)
         return next(head for head in self.heads if head.ours == "BlockformerEncoderModel") if alone else self.heads[0]
 
@@ -242,7 +239,6 @@ class T5Names(EncoderDecoderNames):
         return super().stored_head(head, official, names)
 
     def variant_for(self, config, earlier=None):
-        """See `Names.variant_for`."""
         head = self.known_head(config)
         traits = {UNTIED} if head.writes_text and not config.tie_word_embeddings else set()
         if earlier is not None and earlier.head == head.official and earlier.traits & {UNTIED} == traits:
@@ -250,14 +246,12 @@ class T5Names(EncoderDecoderNames):
         return CheckpointVariant(head.official, frozenset({*traits, EMBEDDINGS[0]}))
 
     def ignored(self, variant, config):
-        """See `EncoderDecoderNames.ignored`."""
         return [UNUSED] if len(stacks_of(self.head(variant))) > 1 else []
 
 
 PRESETS = {"t5-v1.1": Preset("encoder_decoder", {**STRUCTURE, **FRESH})}
 T5 = Family(
     "t5",
-    "T5Config",
     t5_heads(
         "T5ForConditionalGeneration T5Model T5ForSequenceClassification T5ForQuestionAnswering",
         "T5EncoderModel",
@@ -271,7 +265,6 @@ T5 = Family(
 )
 MT5 = Family(
     "mt5",
-    "MT5Config",
     t5_heads(
         "MT5ForConditionalGeneration MT5Model MT5ForSequenceClassification MT5ForQuestionAnswering",
         "MT5EncoderModel",
@@ -285,7 +278,6 @@ MT5 = Family(
 )
 UMT5 = Family(
     "umt5",
-    "UMT5Config",
     t5_heads(
         "UMT5ForConditionalGeneration UMT5Model UMT5ForSequenceClassification UMT5ForQuestionAnswering",
         "UMT5EncoderModel",

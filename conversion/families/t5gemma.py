@@ -104,7 +104,6 @@ _OTHER_HEAD = "its head is one linear layer on the states, which no class of an 
 
 FAMILY = Family(
     "t5gemma",
-    "T5GemmaConfig",
     [
         Head(
             "T5GemmaForConditionalGeneration",

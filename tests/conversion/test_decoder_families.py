@@ -582,6 +582,14 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
     [
         ("t5gemma2", {}, "'t5gemma2' is not supported: each layer of its decoder reads the tokens before and the"),
         ("falcon_h1", {}, "'falcon_h1' is not supported: each of its layers adds attention and a state space"),
+        ("blenderbot-small", {}, "is not supported: its decoder normalizes token vectors before it adds positions"),
+        ("dbrx", {}, "is not supported: all experts of a layer lie in one matrix"),
+        ("ibert", {}, "is not supported: its layers hold integers and their scales"),
+        ("ultrabert", {}, "is not supported: its language model's head has two layers of a width of their own"),
+        ("openai-gpt", {}, "is not supported: its official class has no cache"),
+        ("roformer", {}, "is not supported: its encoder turns neighbouring channels"),
+        ("fsmt", {}, "is not supported: its stacks have vocabularies under names of their own"),
+        ("bert-generation", {}, "is not supported: its classes have names and a head of their own; .*; run the model"),
         ("nemotron_h", {"hybrid_override_pattern": "ME-*"}, r"the layers are ME-\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network or exp"),
@@ -589,7 +597,7 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
         ("bamba", {"attn_layer_indices": []}, "layer_types names 'state_space': add a layer of 'full_attention'"),
     ],
 )
-def test_state_spaces_that_cannot_be_converted(tmp_path, family, entries, message):
+def test_models_that_cannot_be_converted(tmp_path, family, entries, message):
     src = tmp_path / "src"
     src.mkdir()
     (src / "config.json").write_text(json.dumps({"model_type": family, "num_hidden_layers": 2, **entries}))

@@ -87,7 +87,7 @@ def mend(
             if choices.check is not None:
                 diagnosis.changes.append(compared_logits(folder, choices.check))
 
-        write_repo(weights, target, repo, fill, report)
+        write_repo(weights, repo, fill, report)
     diagnosis.changes += [f"{report.tensors} tensors written, read again and compared", *report.notes]
     return diagnosis
 

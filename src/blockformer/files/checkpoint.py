@@ -20,9 +20,9 @@ from torch import Tensor
 
 from . import pickled
 from .config_file import check_bounds, check_tensors, is_ours, read_config
-from .containers import missing_config, numbered_files, of_another_index, unfinished, what_it_is
+from .containers import adapter_said, missing_config, numbered_files, of_another_index, unfinished, what_it_is
 from .earlier_names import present_name
-from .errors import CheckpointError, listed, memory_errors, shown
+from .errors import CheckpointError, ConversionError, listed, memory_errors, shown
 from .json_files import read_json
 from .model_place import AROUND, model_elsewhere
 from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
@@ -306,7 +306,12 @@ def opened(place: Source) -> Iterator[tuple[Checkpoint, list[str]]]:
     """The checkpoint of a source, and a list of notes that starts with warnings from opening it.
 
     Running out of memory is a ConversionError.
+
+    Raises:
+        ConversionError: it is the folder of a PEFT adapter, whose weights are not a whole model.
     """
+    if found := adapter_said(place.path):
+        raise ConversionError(f"{place.path}: {found[0]}; {found[1]}")
     with memory_errors():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

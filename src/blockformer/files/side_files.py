@@ -18,8 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from .atomic import MARK
 from .checkpoint import Checkpoint
 from .config_file import is_ours
-from .containers import adapter_said
-from .errors import ConversionError, shown
+from .errors import shown
 from .json_files import json_text, read_json
 from .model_place import AROUND
 from .module_pickles import as_safetensors, hold_the_same, is_of_module, safe_name
@@ -268,13 +267,3 @@ def write_tokenizer_config(result: SideFiles) -> None:
         result.write(TOKENIZER_CONFIG, json_text(wanted))
     if there and not is_ours(checkpoint.config):
         result.store(TOKENIZER_CONFIG)
-
-
-def refuse_adapters(folder: Path) -> None:
-    """Refuse the folder of a PEFT adapter, whose weights are not a whole model.
-
-    Raises:
-        ConversionError: naming its base model.
-    """
-    if found := adapter_said(folder):
-        raise ConversionError(f"{folder}: {found[0]}; {found[1]}")

@@ -155,17 +155,22 @@ def folder_of(source: str | PathLike[str], revision: str | None = None) -> Path 
     return None
 
 
-def locate(source: str | PathLike[str], weights: bool = True, **reading: Any) -> Source:
+def locate(
+    source: str | PathLike[str], config: str | PathLike[str] | None = None, *, weights: bool = True, **reading: Any
+) -> Source:
     """The folder of a checkpoint, and its Hub id if it was one. An existing folder takes precedence.
 
     Args:
-        source: a folder or a Hub id such as "Qwen/Qwen3-0.6B".
+        source: a folder or a Hub id such as "Qwen/Qwen3-0.6B"; or a weight file, with `config`.
+        config: the JSON file with the settings of a weight file.
         weights: also fetch the weights.
         reading: see `Reading`.
 
     Raises:
         ConversionError: there is no such folder or repo, or it cannot be fetched.
     """
+    if config is not None:
+        return weight_file(source, config)
     folder = folder_of(source, reading.get("revision"))
     chosen = {name: reading.get(name) for name in ("variant", "use_safetensors")}
     place = Source(Path(), subfolder=inner_name(reading.get("subfolder")), **chosen)

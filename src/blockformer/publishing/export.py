@@ -109,7 +109,7 @@ def export_model(
             write_card(temporary, model.config, parameters=model.num_parameters())
 
     report = RepoReport(type(model).__name__, Path(folder))
-    write_repo(ModelWeights(model), folder, options, fill, report)
+    write_repo(ModelWeights(model), options, fill, report)
     for note in report.notes:
         warnings.warn(f"{folder}: {note}", stacklevel=2)
     return report.target

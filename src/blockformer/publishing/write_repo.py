@@ -7,7 +7,6 @@ where the weights come from (`Weights`) and in the files that they `fill` in.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
@@ -74,7 +73,6 @@ class RepoReport:
 
 def write_repo(
     weights: Weights,
-    target: str | PathLike[str],
     options: RepoOptions,
     fill: Callable[[Path], None],
     report: RepoReport,
@@ -84,10 +82,10 @@ def write_repo(
 
     Args:
         weights: what is written first.
-        target: the folder to create.
         options: how it is written.
         fill: writes all other files into the folder that it is called with.
-        report: is completed: what was written, what is wrong with the values, how long it took.
+        report: says which folder is created; is completed: what was written, what is wrong with the values, how long it
+            took.
         renewed: see `atomic_folder`.
 
     Raises:
@@ -98,7 +96,7 @@ def write_repo(
     sizes = bytes_by_dtype(planned)
     report.tensors, report.nbytes = len(planned), sum(sizes.values())
     report.dtypes = [_name(dtype) for dtype in sizes]
-    place = new_repo(target, options, weights.files, weights.check_unchanged, renewed)
+    place = new_repo(report.target, options, weights.files, weights.check_unchanged, renewed)
     with memory_errors(), place as folder:
         counts = weights.write(folder, options)
         report.notes += note_on_values(weights.name, planned, counts, options.strict_finite)
@@ -174,7 +172,6 @@ class ModelWeights:
         return [(name, each.dtype, each.shape) for name, each in tensors if isinstance(each, torch.Tensor)]
 
     def write(self, folder: Path, options: RepoOptions) -> Mapping[str, int]:
-        """See `Weights.write`."""
         options.progress("writing weights", 0, 0)
         self.model.save_pretrained(folder, max_shard_size=parse_size(options.max_shard_size))
         if getattr(self.model.config, "quantization_config", None) is not None:

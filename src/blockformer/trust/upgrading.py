@@ -81,7 +81,7 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
             found.notes.append(f"{what}: {', '.join(map(shown, gone))}")
 
     weights = KeptFiles(folder, config, kept, folders)
-    write_repo(weights, folder, RepoOptions(), fill, RepoReport(os.fspath(repo), folder), renewed=before)
+    write_repo(weights, RepoOptions(), fill, RepoReport(os.fspath(repo), folder), renewed=before)
     found.repo = os.fspath(repo)
     return found
 
