@@ -6,6 +6,7 @@ from .base import Family
 from .decoder import DecoderSettings
 from .decoder_heads import decoder_heads
 from .fresh import by_type, every, rotary
+from .further import LIKE_MELLUM
 from .shared import LLAMA, sinks
 from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 
@@ -60,10 +61,11 @@ MELLUM = Family(
     "MellumForCausalLM MellumModel",
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(500_000.0), **every(4, 1024), **by_type(500_000.0, 10_000.0), **FINE},
-    names=ExpertNames(outside=["mtp.*"]),
+    names=ExpertNames(outside=["mtp.*"], further=LIKE_MELLUM),
     settings=DecoderSettings(
         fields={"num_experts": "num_experts"},
         rope=RopeByLayerType(by_part=True),
+        computed=[LIKE_MELLUM],
         unsupported=dict.fromkeys(("rope_theta", "rope_scaling"), (None,)),
     ),
 )
