@@ -31,16 +31,16 @@ DECODERS = [name for name, (config_class, _) in blockformer.PRESETS.items() if c
 # Whatever a model of these presets has that those of Llama and GPT-2 do not, is in the ordinary suite.
 SPECIAL = (
     *("gemma2", "gemma3_text", "olmo", "olmo2", "granite", "cohere2", "smollm3", "nemotron", "stablelm", "falcon"),
-    *("bloom", "phi", "exaone4", "qwen3_5_text", "olmo_hybrid", "lfm2", "nemotron_h"),
+    *("bloom", "phi", "exaone4", "qwen3_5_text", "olmo_hybrid", "lfm2", "nemotron_h", "falcon_h1"),
 )
 CALM = {"gpt_neo": 0.3, "glm4_moe_lite": 0.3}
 CALM |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe"), 0.1)
-CALM |= dict.fromkeys(("bamba", "granitemoehybrid", "nemotron_h"), 0.1)
+CALM |= dict.fromkeys(("bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"), 0.1)
 """Presets in which larger weights make 1e-5 of the logits out of rounding, and the deviation that they have.
 
 Scores without a scale, latent experts, states.
 """
-WITH_STATE = {"linear_attention", "conv", "state_space"}
+WITH_STATE = {"linear_attention", "conv", "state_space", "attention_and_state_space"}
 CASES = [pytest.param(name, marks=[] if name in SPECIAL else pytest.mark.exhaustive) for name in DECODERS]
 
 

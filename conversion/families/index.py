@@ -28,7 +28,7 @@ NAMES: tuple[str, ...] = (
     "phimoe",
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     *("olmo_hybrid", "lfm2", "lfm2_moe"),
-    *("bamba", "granitemoehybrid", "nemotron_h"),
+    *("bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"),
     *("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
     *("youtu", "minicpm3"),
     "gpt_oss",
@@ -53,15 +53,11 @@ MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 """Families whose official `model_type` is not their name."""
 FORMER_TYPES = {"new": "gte"}
 """`model_type` of checkpoints that came with code of their own -> the family that reads them."""
-_BOTH_AT_ONCE = (
-    "each of its layers adds attention and a state space that read the same states, each with factors of its own; a "
-    "layer here has one of the two, so run the model with transformers"
-)
 _ONE_FOR_BOTH = (
     "each layer of its decoder reads the tokens before and the encoder's states in one attention; here each has an "
     "attention of its own, so run the model with transformers"
 )
-OUT_OF_REACH = {"falcon_h1": _BOTH_AT_ONCE, "t5gemma2": _ONE_FOR_BOTH}
+OUT_OF_REACH = {"t5gemma2": _ONE_FOR_BOTH}
 """`model_type` of models that people ask for -> the parts that ours lack."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""
