@@ -116,7 +116,7 @@ class AttentionFields(Part):
         None,
         "a list",
         "attention",
-        "{full, sliding, linear}_attention, conv, [attention_and_]state_space; None: by window",
+        "{full, sliding, linear}_attention, conv, state_space and both; None: by window",
     )
     pruned_heads: dict | None = axis(
         None, "a dict, layer -> list of heads", "attention", "query heads removed from self-attention"
