@@ -3,9 +3,22 @@
 A config whose `mlp_type` is `scaled` has it, and only its repo carries this file.
 """
 
+from torch import nn
+
 from .axes import axis
 from .blocks import block
 from .feed_forward import FeedForward
+
+
+class ScaledActivation(nn.Module):
+    """act(g x) with a factor g."""
+
+    def __init__(self, act: nn.Module, factor: float):
+        super().__init__()
+        self.act, self.factor = act, factor
+
+    def forward(self, states):
+        return self.act(states * self.factor)
 
 
 @block(
@@ -21,7 +34,8 @@ class ScaledFeedForward(FeedForward):
 
     def __init__(self, config, inner: int):
         super().__init__(config, inner)
-        self.before, self.after = config.mlp_gate_multiplier, config.mlp_down_multiplier
+        self.act_fn = ScaledActivation(self.act_fn, config.mlp_gate_multiplier)
+        self.after = config.mlp_down_multiplier
 
     @staticmethod
     def check_config(config) -> None:
@@ -32,7 +46,4 @@ class ScaledFeedForward(FeedForward):
             raise ValueError(f"mlp_type='scaled' is not supported with {named[0]}={value!r}: leave one of them out.")
 
     def forward(self, hidden_states):
-        return (
-            self.down_proj(self.act_fn(self.gate_proj(hidden_states) * self.before) * self.up_proj(hidden_states))
-            * self.after
-        )
+        return super().forward(hidden_states) * self.after
