@@ -114,7 +114,15 @@ HEADS = {
 }
 # Presets with a kind of attention, feed-forward or positions that none of the models above has.
 SPECIAL = "phi gpt_neox olmo olmo2 gemma2 smollm3 bloom gpt_bigcode afmoe albert gte deberta-v2 mpnet m2m_100".split()
-SPECIAL += ["deepseek_v3", "article-transformer-printed", "hunyuan_v1_dense", "apertus", "olmo_hybrid", "nemotron_h"]
+SPECIAL += [
+    "deepseek_v3",
+    "article-transformer-printed",
+    "hunyuan_v1_dense",
+    "apertus",
+    "olmo_hybrid",
+    "nemotron_h",
+    "falcon_h1",
+]
 USUAL = [*MODELS, *SPECIAL]
 MODELS |= {name: partial(of_preset, name) for name in blockformer.PRESETS}
 
@@ -124,7 +132,9 @@ def whole_in(config):
     one_key = config.num_key_value_heads == 1 or getattr(config, "kv_lora_rank", None)
     attention = config.qk_norm in ("per_head", "projection") or config.pruned_heads or config.attention_sinks or one_key
     places = [r"\.(self|cross)_attn\."] if attention else []
-    places += [r"\.self_attn\.out_proj"] if getattr(config, "layer_types", None) else []  # of layers with a state
+    places += (
+        [r"\.self_attn\.(state_space\.)?out_proj"] if getattr(config, "layer_types", None) else []
+    )  # of layers with a state
     places += [r"\.experts\."] if getattr(config, "expert_bias", False) else []
     places += [r"relative_bias\.embedding$"] if config.position_type == "disentangled" else []
     return "|".join(places) or "^$"

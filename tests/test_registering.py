@@ -161,7 +161,7 @@ def test_fields_of_a_block_are_checked_shown_and_belong_to_it():
         ({"chunk_size_feed_forward": 4}, "leave chunk_size_feed_forward out"),
         ({"float32_down_proj": True}, "leave float32_down_proj out"),
         ({"num_experts": 4, "gated_mlp": True}, "leave num_experts out"),
-        ({"mlp_type": "dense"}, "mlp_type must be one of squared_relu, not 'dense'"),
+        ({"mlp_type": "dense"}, "mlp_type must be one of scaled, squared_relu, not 'dense'"),
         ({"pruned_heads": {0: [1]}}, "leave pruned_heads out"),
         ({"norm_type": "dynamic_tan"}, "Did you mean 'dynamic_tanh'?"),
     ],
@@ -629,7 +629,10 @@ def test_shapes_that_a_block_does_not_have_are_refused():
 
 
 def test_a_block_is_asked_for_before_any_is_registered():
-    with pytest.raises(ValueError, match=r"mlp_type must be one of the blocks that are registered \(there are none\)"):
+    none = r"attention_type must be one of the blocks that are registered \(there are none\)"
+    with pytest.raises(ValueError, match=none):
+        blockformer.preset("gpt2", attention_type="differential")
+    with pytest.raises(ValueError, match="mlp_type must be one of scaled, not 'squared_relu'"):
         blockformer.preset("gpt2", mlp_type="squared_relu")
 
 

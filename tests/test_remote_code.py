@@ -149,6 +149,7 @@ PARTS = {
     "lfm2": {},
     "gemma4_text": {"num_hidden_layers": 8, "num_experts": 4, "mlp_layer_types": ["both", "sparse"] * 4},
     "nemotron_h": {"num_hidden_layers": 4},
+    "falcon_h1": {},
     "modernbert": {},
     "deberta-v2": DISTANCES,
     "t5": {},

@@ -12,25 +12,27 @@ from .shared import ATTENTION, LLAMA
 
 SCAN = "state_space"
 SAME = ("A_log", "D", "dt_bias", "conv1d.weight", "conv1d.bias", "norm.weight")
-MAPS = tuple(f"self_attn.in_proj_{part}" for part in ("z", "v", "k", "q", "dt"))
+MAPS = tuple(f"in_proj_{part}" for part in ("z", "v", "k", "q", "dt"))
 """Ours, in the order in which official classes hold them in one matrix."""
 
 
-def scan_rules(config: PretrainedConfig, module: str = "mamba") -> list[Rule]:
+def scan_rules(config: PretrainedConfig, module: str = "mamba", ours: str = "self_attn", kind=SCAN) -> list[Rule]:
     """The rules of a layer with a selective state space, without its prefix.
 
     Args:
         config: ours.
-        module: the official name of the layer's attention.
+        module: the official name of the state space.
+        ours: its name here.
+        kind: the type of layers that have one.
     """
-    if SCAN not in config.layer_types:
+    if kind not in config.layer_types:
         return []
     values, keys = config.mamba_n_heads * config.mamba_d_head, config.mamba_n_groups * config.mamba_d_state
     parts = Split(0, (values, values, keys, keys, config.mamba_n_heads))
     return [
-        *module_rules({f"{module}.in_proj": MAPS}, parts),
-        *(Rule(f"{module}.{name}", f"self_attn.{name}") for name in SAME),
-        *module_rules({f"{module}.out_proj": "self_attn.out_proj"}),
+        *module_rules({f"{module}.in_proj": tuple(f"{ours}.{name}" for name in MAPS)}, parts),
+        *(Rule(f"{module}.{name}", f"{ours}.{name}") for name in SAME),
+        *module_rules({f"{module}.out_proj": f"{ours}.out_proj"}),
     ]
 
 
@@ -39,6 +41,9 @@ def twice_the_width(settings: dict) -> int:
     return max(settings["hidden_size"] // 32, 1)
 
 
+NETWORK = {f"feed_forward.{part}": f"mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj")}
+NORMS = {"input_layernorm": "self_attn_pre_norm", "pre_ff_layernorm": "mlp_pre_norm"}
+"""Modules of a layer, official and ours."""
 FAMILY = Family(
     "bamba",
     "BambaForCausalLM BambaModel",
@@ -50,12 +55,7 @@ FAMILY = Family(
         "norm_eps": 1e-5,
     },
     names=DecoderNames(
-        layer={
-            **ATTENTION,
-            **{f"feed_forward.{part}": f"mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj")},
-            "input_layernorm": "self_attn_pre_norm",
-            "pre_ff_layernorm": "mlp_pre_norm",
-        },
+        layer={**ATTENTION, **NETWORK, **NORMS},
         outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
         more_rules=scan_rules,
     ),

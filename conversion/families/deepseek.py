@@ -178,11 +178,12 @@ GLM4_MOE_LITE = Family(
         "norm_eps": 1e-5,
         "routed_scaling_factor": 1.8,
     },
-    names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], **LATENT_NAMES),
+    names=ExpertNames(sparse=SHARED_EXPERTS, ignored=["layers.{beyond}.*"], further=LIKE_DEEPSEEK, **LATENT_NAMES),
     settings=DecoderSettings(
         fields=LATENT_FIELDS,
         unsupported={"rope_interleave": (True,)},
-        computed=(shared_experts("n_shared_experts"), expert_groups(2)),
+        computed=(shared_experts("n_shared_experts"), expert_groups(2), LIKE_DEEPSEEK),
+        extra_fields=["num_nextn_predict_layers"],
         **SETTINGS,
     ),
 )

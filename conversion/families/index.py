@@ -28,7 +28,7 @@ NAMES: tuple[str, ...] = (
     "phimoe",
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     *("olmo_hybrid", "lfm2", "lfm2_moe"),
-    *("bamba", "granitemoehybrid", "nemotron_h"),
+    *("bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"),
     *("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
     *("youtu", "minicpm3"),
     "gpt_oss",
@@ -54,8 +54,6 @@ MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 FORMER_TYPES = {"new": "gte"}
 """`model_type` of checkpoints that came with code of their own -> the family that reads them."""
 OUT_OF_REACH = {
-    "falcon_h1": "each of its layers adds attention and a state space that read the same states, each with factors of "
-    "its own; a layer here has one of the two",
     "t5gemma2": "each layer of its decoder reads the tokens before and the encoder's states in one attention; here "
     "each has an attention of its own",
     "blenderbot-small": "its decoder normalizes token vectors before it adds positions, its encoder after",

@@ -5,7 +5,7 @@ from ..values import Computed, Flag, Rope
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import every, rotary
-from .further import LIKE_DEEPSEEK
+from .further import LIKE_DEEPSEEK, LIKE_EXAONE, LIKE_HUNYUAN
 from .llama import read_rotating, write_rotating
 from .shared import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .with_experts import (
@@ -105,10 +105,17 @@ EXAONE_MOE = Family(
         sparse=SHARED_EXPERTS,
         spellings=[Ending({"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"})],
         outside=["mtp.*"],
+        further=LIKE_EXAONE,
     ),
     settings=DecoderSettings(
         without_effect=("router_aux_loss_coef", "output_router_logits"),
-        computed=(shared_experts("num_shared_experts"), expert_groups(2), Computed(read_rotating, write_rotating)),
+        computed=(
+            shared_experts("num_shared_experts"),
+            expert_groups(2),
+            Computed(read_rotating, write_rotating),
+            LIKE_EXAONE,
+        ),
+        extra_fields=["num_nextn_predict_layers"],
     ),
 )
 
@@ -149,11 +156,13 @@ HY_V3 = Family(
         bias_of_choice="e_score_correction_bias",
         spellings=[IN_FILES],
         ignored=["layers.{beyond}.*"],
+        further=LIKE_HUNYUAN,
     ),
     settings=DecoderSettings(
         fields={"router_scaling_factor": "routed_scaling_factor"},
         without_effect=("router_aux_loss_coef", "output_router_logits"),
-        computed=[shared_experts("num_shared_experts")],
+        computed=(shared_experts("num_shared_experts"), LIKE_HUNYUAN),
+        extra_fields=["num_nextn_predict_layers"],
         contradictions=width_of_the_dense_layers,
     ),
 )

@@ -5,6 +5,7 @@ from ..values import Computed, RopeByLayerType, only_sliding_layers_rotate
 from .base import Family
 from .decoder import DecoderSettings
 from .fresh import by_type, every, rotary
+from .further import LIKE_MELLUM
 from .shared import LLAMA, sinks
 from .with_experts import FINE, SHARED, SPARSE_STEP, ExpertNames
 
@@ -52,10 +53,11 @@ MELLUM = Family(
     "MellumForCausalLM MellumModel",
     structure={**LLAMA, "qk_norm": True},
     fresh={**rotary(500_000.0), **every(4, 1024), **by_type(500_000.0, 10_000.0), **FINE},
-    names=ExpertNames(outside=["mtp.*"]),
+    names=ExpertNames(outside=["mtp.*"], further=LIKE_MELLUM),
     settings=DecoderSettings(
         fields={"num_experts": "num_experts"},
         rope=RopeByLayerType(by_part=True),
+        computed=[LIKE_MELLUM],
         unsupported=dict.fromkeys(("rope_theta", "rope_scaling"), (None,)),
     ),
 )

@@ -47,6 +47,18 @@ class StatesByLayer(Value):
         return {name: getattr(config, name) for name in self.names} if self.kind in (config.layer_types or ()) else {}
 
 
+def least_step(config) -> float:
+    """The least step of a state space, of an official config.
+
+    Raises:
+        ConversionError: there is a largest one, too.
+    """
+    least, most = config.time_step_limit or (0.0, math.inf)
+    if most != math.inf:
+        raise ConversionError(f"config.json: time_step_limit is {[least, most]}, and steps have no upper bound here")
+    return least
+
+
 class ScansByLayer(Value):
     """Some layers have a selective state space and the others see everything.
 
@@ -68,13 +80,8 @@ class ScansByLayer(Value):
         kinds = [words[kind] for kind in config.layer_types]
         settings: dict[str, Any] = {"sliding_window": None, "layer_types": kinds}
         if SCAN in kinds:
-            least, most = config.time_step_limit or (0.0, math.inf)
-            if most != math.inf:
-                raise ConversionError(
-                    f"config.json: time_step_limit is {[least, most]}, and steps have no upper bound here"
-                )
             settings |= {name: getattr(config, name) for name in OF_SCANS}
-            settings |= {"mamba_hidden_act": config.hidden_act, "mamba_step_min": least}
+            settings |= {"mamba_hidden_act": config.hidden_act, "mamba_step_min": least_step(config)}
         return settings
 
     def write(self, config, head):

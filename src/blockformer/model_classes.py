@@ -4,9 +4,11 @@ from transformers import PreTrainedModel
 
 from .model import (
     delta_rule,  # noqa: F401 - it enters a layer type
+    hybrid,  # noqa: F401 - and it another
     modeling_decoder,
     modeling_encoder,
     modeling_encoder_decoder,
+    scaled_feed_forward,  # noqa: F401 - and it a feed-forward network
     state_space,  # noqa: F401 - and it another
     states,  # noqa: F401 - and it a third
 )

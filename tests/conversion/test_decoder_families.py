@@ -115,6 +115,20 @@ CONV = {"layer_types": ["conv", FULL], "block_multiple_of": 8, "initializer_rang
 CONV_EXPERTS = {"layer_types": ["conv", FULL], **QWEN_EXPERTS, "num_dense_layers": 1, "routed_scaling_factor": 2.0}
 CONV_EXPERTS |= {"num_experts_per_tok": 3}
 SCANS = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "initializer_range": 0.1}
+BOTH = "attention_and_state_space"
+FALCON = SCANS | {
+    "mamba_d_ssm": 64,
+    "mamba_n_groups": 2,
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.5, 0.7, 0.9, 1.1, 1.5],
+    "mlp_multipliers": [0.7, 0.4],
+    "embedding_multiplier": 5.5,
+    "lm_head_multiplier": 1.5,
+}
 NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "head_dim": 16}
 NEMOTRON |= {"initializer_range": 0.1}
 NEMOTRON_EXPERTS = {**NEMOTRON, **DEEPSEEK_EXPERTS, "moe_shared_expert_intermediate_size": 40}
@@ -173,6 +187,10 @@ ROWS = [
         "granitemoehybrid",
         SCANS | DENSE_GRANITE | {"layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
     ),
+    Row("falcon_h1", FALCON),
+    Row("falcon_h1", FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, **TIED}, shards=True),
+    Row("falcon_h1", FALCON | {"mamba_rms_norm": True, "attention_bias": True, "mlp_bias": True, "head_dim": 8}),
+    Row("falcon_h1", SCANS | {"mamba_d_ssm": None, "mamba_conv_bias": False, "mamba_d_conv": 2}),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*M-*-", "mlp_bias": True, "head_dim": 8}, shards=True),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-*-", "use_conv_bias": False, "time_step_min": 1e-4}),
@@ -581,7 +599,6 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
     ("family", "entries", "message"),
     [
         ("t5gemma2", {}, "'t5gemma2' is not supported: each layer of its decoder reads the tokens before and the"),
-        ("falcon_h1", {}, "'falcon_h1' is not supported: each of its layers adds attention and a state space"),
         ("blenderbot-small", {}, "is not supported: its decoder normalizes token vectors before it adds positions"),
         ("dbrx", {}, "is not supported: all experts of a layer lie in one matrix"),
         ("ibert", {}, "is not supported: its layers hold integers and their scales"),
@@ -590,6 +607,12 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
         ("roformer", {}, "is not supported: its encoder turns neighbouring channels"),
         ("fsmt", {}, "is not supported: its stacks have vocabularies under names of their own"),
         ("bert-generation", {}, "is not supported: its classes have names and a head of their own; .*; run the model"),
+        (
+            "falcon_h1",
+            {"projectors_bias": True},
+            "projectors_bias is True and mamba_proj_bias False, but here all maps",
+        ),
+        ("falcon_h1", {"time_step_limit": [0.0, 2.0]}, "steps have no upper bound here"),
         ("nemotron_h", {"hybrid_override_pattern": "ME-*"}, r"the layers are ME-\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network or exp"),
@@ -613,6 +636,8 @@ def test_models_that_cannot_be_converted(tmp_path, family, entries, message):
         ("bamba", {"mamba_hidden_act": "gelu"}, r"mamba_hidden_act must be hidden_act \(silu\), not 'gelu'"),
         ("bamba", {"mamba_n_heads": 3, "mamba_d_head": 8}, "mamba_n_heads must be so many that heads are a multiple"),
         ("bamba", {"mlp_layers": [True, False]}, "mlp_layers"),
+        ("falcon_h1", {"mamba_hidden_act": "gelu"}, r"mamba_hidden_act must be hidden_act \(silu\), not 'gelu'"),
+        ("falcon_h1", {"layer_types": [BOTH, FULL]}, f"layer_types must be {BOTH}, not 'full_attention'"),
         ("nemotron_h", {"layer_types": ["sliding_attention", FULL], "sliding_window": 4}, "layer_types must be"),
     ],
 )

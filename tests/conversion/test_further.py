@@ -30,19 +30,28 @@ STATES |= {"layer_types": ["linear_attention", "full_attention"], "head_dim": 16
 STATES["initializer_range"] = 0.1  # with larger weights 1e-5 of the logits is rounding on some processors
 STATES["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
 SIZES = {
     "deepseek_v3": {**FURTHER_SIZES["deepseek_v3"], "num_nextn_predict_layers": 2},
     "glm4_moe": {**FURTHER_SIZES["glm4_moe"], "num_nextn_predict_layers": 1, "first_k_dense_replace": 1},
     "ernie4_5_moe": {**FURTHER_SIZES["ernie4_5_moe"], "num_nextn_predict_layers": 1},
+    "glm4_moe_lite": {**FURTHER_SIZES["glm4_moe_lite"], "num_nextn_predict_layers": 1},
+    "hy_v3": {**FURTHER_SIZES["hy_v3"], "num_nextn_predict_layers": 1},
+    "mellum": {**FURTHER_SIZES["mellum"], **WINDOWS, "num_mtp_layers": 1},
+    "exaone_moe": {**FURTHER_SIZES["exaone_moe"], **WINDOWS, "num_nextn_predict_layers": 1},
     "qwen3_next": {**STATES, **EXPERTS, "shared_expert_intermediate_size": 24},
     "qwen3_5_text": STATES,
 }
+KINDS = dict.fromkeys(("mellum", "exaone_moe"), "sliding_attention")
+"""Family -> what the layer's attention is, if it has a window."""
 PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
 BEYOND = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 LIKE_DEEPSEEK = ("model.layers.{}.", *(f"model.layers.{{}}.{name}" for name in BEYOND))
 LIKE_QWEN = ("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
 LIKE_ERNIE = ("model.mtp_block.0.", *(f"model.mtp_{name}.0" for name in ("emb_norm", "hidden_norm", "linear_proj")))
-LAYOUTS = dict.fromkeys(("deepseek_v3", "glm4_moe"), LIKE_DEEPSEEK) | {"ernie4_5_moe": LIKE_ERNIE}
+LIKE_HUNYUAN = (*LIKE_DEEPSEEK[:-1], "model.layers.{}.final_layernorm")
+LAYOUTS = dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), LIKE_DEEPSEEK)
+LAYOUTS |= {"ernie4_5_moe": LIKE_ERNIE, "hy_v3": LIKE_HUNYUAN}
 """Family -> what the names of the layer's tensors begin with, and of `PARTS`; of others they are `LIKE_QWEN`."""
 
 
@@ -63,6 +72,12 @@ def published(layer, first, *others):
     return tensors
 
 
+def _as_in_files(name):
+    """The name of a tensor of Hy3 in released files."""
+    name = name.replace("mlp.gate.weight", "mlp.router.gate.weight").replace(".shared_experts.", ".shared_mlp.")
+    return name.replace("mlp.e_score_correction_bias", "mlp.expert_bias")
+
+
 def folder_with_whole_layers(folder, family):
     """A checkpoint, its model and its further layers, which are drawn at random."""
     if family not in FAMILIES:
@@ -71,7 +86,9 @@ def folder_with_whole_layers(folder, family):
     config = FAMILIES[family].settings.official_class(**{**OFFICIAL_DECODER, **SIZES[family]})
     model = official_class(family)(config).eval()
     one = copy.deepcopy(config)
-    one.num_hidden_layers, one.layer_types, one.first_k_dense_replace = 1, ["full_attention"], 0
+    one.num_hidden_layers, one.layer_types, one.first_k_dense_replace = 1, [KINDS.get(family, "full_attention")], 0
+    if hasattr(one, "mlp_layer_types"):
+        one.mlp_layer_types = ["dense" if family == "exaone_moe" else "sparse"]
     kinds = type(model.model.layers[-1]), type(model.model.norm)
     count, tensors = SIZES[family].get("num_nextn_predict_layers", 1), {}
     layout = LAYOUTS.get(family, LIKE_QWEN)
@@ -82,6 +99,8 @@ def folder_with_whole_layers(folder, family):
             torch.nn.init.normal_(weight, 1.0 if "norm" in name and "deep" in family else 0.0, 0.4)
         first, *others = (name.format(config.num_hidden_layers + number) for name in layout)
         tensors |= published(layer, first, *others)
+        if family == "hy_v3":
+            tensors = {_as_in_files(name): tensor for name, tensor in tensors.items()}
         if layout is LIKE_DEEPSEEK:  # the released ones repeat these
             tensors |= {f"{first}embed_tokens.weight": model.model.embed_tokens.weight}
             tensors |= {f"{first}shared_head.head.weight": model.lm_head.weight}
@@ -97,10 +116,12 @@ def states_of_theirs(model, layers, ids):
     for number, layer in enumerate(layers, 1):
         vectors, states = model.model.embed_tokens(ids[:, number:]), states[:, :-1]
         places = torch.arange(vectors.shape[1])[None] + number
-        rotations = model.model.rotary_emb(
-            vectors, places.expand(3, 1, -1) if "Qwen3_5" in type(model).__name__ else places
-        )
+        axes = places.expand(3, 1, -1) if "Qwen3_5" in type(model).__name__ else places
+        of_type = {"layer_type": "sliding_attention"} if model.config.model_type == "mellum" else {}
+        rotations = model.model.rotary_emb(vectors, axes, **of_type)
         mask = torch.full((vectors.shape[1],) * 2, -torch.inf).triu(1)[None, None]
+        if model.config.model_type in KINDS:
+            mask = mask + torch.full_like(mask, -torch.inf).tril(-model.config.sliding_window)
         states = layer(vectors, states, rotations, mask, places, DynamicCache())
         states = model.model.norm(states) if layer.post_norm is None else states
         found.append(states)
@@ -134,7 +155,7 @@ def test_whole_layers_become_modules_and_come_back(tmp_path, family):
     assert_close(states_of_ours(loaded, ids), states_of_theirs(theirs, layers, ids))
     if LAYOUTS.get(family) is LIKE_DEEPSEEK:
         assert any("2 more tensors" in n or "4 more tensors" in n for n in report.notes)
-    if family in LAYOUTS:  # in the others, layers have a state
+    if "linear_attention" not in (getattr(theirs.config, "layer_types", None) or ()):  # a state cannot be drafted for
         plain = ours.generate(ids, max_new_tokens=20, do_sample=False)
         assert torch.equal(ours.generate(ids, max_new_tokens=20, do_sample=False, use_mtp=True), plain)
 
@@ -184,3 +205,23 @@ def test_whole_layers_of_8_bits_become_modules_too(tmp_path):
     assert {name for name in plain if name not in stored(tmp_path / "back")} == {
         f"model.layers.{number}.{name}.weight" for number in (2, 3) for name in ("embed_tokens", "shared_head.head")
     }
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_the_types_of_mellums_layer_are_written(tmp_path, kind):
+    folder_with_whole_layers(tmp_path / "src", "mellum")
+    edit_config(tmp_path / "src", mtp_layer_types=[kind])
+    ours = from_official(tmp_path / "src")
+    assert ours.config.nextn_layer == ("first" if kind == "sliding_attention" else "last")
+    assert ours.mtp[0].decoder.config.layer_types == [kind]
+    ours.save_pretrained(tmp_path / "repo")
+    convert(tmp_path / "repo", tmp_path / "fresh", to_official=True, family="mellum", verify=False)
+    assert entries_of(tmp_path / "fresh")["mtp_layer_types"] == [kind]
+    assert from_official(tmp_path / "fresh").config.nextn_layer == ours.config.nextn_layer
+
+
+def test_a_layer_like_none_of_the_model_is_kept_beside_it(tmp_path):
+    folder_with_whole_layers(tmp_path / "src", "mellum")
+    edit_config(tmp_path / "src", layer_types=["full_attention", "full_attention"])
+    with pytest.warns(UserWarning, match="are kept for the way back"):
+        assert not from_official(tmp_path / "src").config.num_nextn_predict_layers

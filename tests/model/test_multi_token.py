@@ -31,6 +31,11 @@ def predicting(count, seed=0, **settings):
     return model("qwen3", seed, num_nextn_predict_layers=count, **settings)
 
 
+def test_the_padding_token_may_have_any_number():
+    """The layers' own decoders have no vectors of tokens."""
+    assert predicting(1, pad_token_id=96).mtp[0].decoder.config.pad_token_id is None
+
+
 def norm(states, weight, eps):
     return states * (states.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 

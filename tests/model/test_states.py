@@ -10,6 +10,8 @@ from transformers import (
     BambaConfig,
     BambaForCausalLM,
     DynamicCache,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     OlmoHybridConfig,
@@ -22,9 +24,12 @@ from transformers import (
 import blockformer
 from blockformer.model.delta_rule import CHUNK, delta_rule_by_chunk, delta_rule_by_token, delta_rule_of_one
 
-STATE, CONV, SCAN, FULL = "linear_attention", "conv", "state_space", "full_attention"
+STATE, CONV, SCAN, BOTH, FULL = "linear_attention", "conv", "state_space", "attention_and_state_space", "full_attention"
 STATES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
 SCANS = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
+FACTORS = {"mamba_output_norm": "before_gate", "key_multiplier": 0.4, "attention_in_multiplier": 1.3}
+FACTORS |= {"attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6}
+FACTORS |= {"ssm_multipliers": [0.5, 0.7, 0.9, 1.1, 1.5]}
 SIZES = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -42,6 +47,7 @@ OF_KIND = {
     STATE: {**STATES, **QWEN},
     CONV: {"layer_types": [CONV, FULL, CONV], "conv_L_cache": 3, "conv_bias": True},
     SCAN: {"layer_types": [SCAN, FULL, SCAN], **SCANS, "mamba_proj_bias": True},
+    BOTH: {"layer_types": [BOTH, FULL, BOTH], **SCANS, **FACTORS, "mamba_proj_bias": True},
 }
 
 
@@ -59,7 +65,7 @@ def model(kind=STATE, seed=0, **more):
     return a_model
 
 
-@pytest.fixture(params=[STATE, CONV, SCAN])
+@pytest.fixture(params=[STATE, CONV, SCAN, BOTH])
 def kind(request):
     return request.param
 
@@ -72,6 +78,10 @@ def official(name):
     if name == "bamba":
         del sizes["layer_types"], sizes["head_dim"]
         return BambaForCausalLM(BambaConfig(**sizes, **SCANS, attn_layer_indices=[1]))
+    if name == "falcon_h1":
+        del sizes["layer_types"]
+        factors = {key: value for key, value in FACTORS.items() if "multiplier" in key}
+        return FalconH1ForCausalLM(FalconH1Config(**sizes, **SCANS, **factors, mamba_d_ssm=64))
     if name == "olmo_hybrid":
         del sizes["head_dim"]
         settings = {**sizes, **STATES, "linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}}
@@ -80,7 +90,7 @@ def official(name):
     return Qwen3NextForCausalLM(Qwen3NextConfig(**settings, mlp_only_layers=[1], pad_token_id=0))
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "olmo_hybrid", "lfm2", "bamba"])
+@pytest.fixture(scope="module", params=["qwen3_next", "olmo_hybrid", "lfm2", "bamba", "falcon_h1"])
 def pair(request, tmp_path_factory):
     """A model of transformers', and ours that was converted from it."""
     torch.manual_seed(0)
@@ -360,7 +370,8 @@ def test_prepared_models_leave_such_layers_as_they_are(kind):
     assert_close(prepared(ids).logits, wanted)
     assert torch.equal(prepared.generate(ids, max_new_tokens=6, do_sample=False), text)
     kinds = [type(layer).__name__ for layer in prepared(ids, use_cache=True).past_key_values.layers]
-    assert kinds == ["LinearAttentionLayer", "GrowingLayer", "LinearAttentionLayer"]
+    own = "LinearAttentionAndFullAttentionLayer" if kind == BOTH else "LinearAttentionLayer"
+    assert kinds == [own, "GrowingLayer", own]
 
 
 @torch.no_grad()
@@ -373,7 +384,8 @@ def test_a_state_is_as_large_as_its_layer_says(kind):
                 continue
             states = [getattr(held, name) for name in ("conv_states", "recurrent_states")]
             states = [each for part in states for each in (part.values() if isinstance(part, dict) else [part])]
-            assert sum(each.nbytes for each in states if each is not None) == layer.self_attn.state_bytes(4)
+            states = sum(each.nbytes for each in states if each is not None)
+            assert states == getattr(layer.self_attn, "state_space", layer.self_attn).state_bytes(4)
 
 
 @torch.no_grad()

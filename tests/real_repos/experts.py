@@ -57,6 +57,41 @@ ERNIE_FURTHER = {
     **{f"model.mtp_{name}_norm.0.weight": (32,) for name in ("emb", "hidden")},
     "model.mtp_linear_proj.0.weight": (32, 64),
 }
+
+
+def further(prefix: str, before: str, norm: str, names: tuple[str, str, str], mlp: dict, attention: dict) -> dict:
+    """The tensors of a layer that predicts one token further."""
+    first, second, projection = names
+    return {
+        **{f"{prefix}{name}_layernorm.weight": (32,) for name in ("input", "post_attention")},
+        **{f"{prefix}self_attn.{name}.weight": shape for name, shape in attention.items()},
+        **{f"{prefix}mlp.{name}": shape for name, shape in mlp.items()},
+        **{f"{before}{name}.weight": (32,) for name in (first, second, norm)},
+        f"{before}{projection}.weight": (32, 64),
+    }
+
+
+IN_QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc")
+IN_DEEPSEEK = ("enorm", "hnorm", "eh_proj")
+SMALL_HEADS = {
+    **{f"{name}_proj": (16 if name in "kv" else 32, 32) for name in "qkvo"},
+    **{f"{name}_norm": (8,) for name in "qk"},
+}
+LATENT_HEADS = {
+    "q_a_proj": (20, 32),
+    "q_a_layernorm": (20,),
+    "q_b_proj": (80, 20),
+    "kv_a_proj_with_mqa": (24, 32),
+    "kv_a_layernorm": (16,),
+    "kv_b_proj": (80, 16),
+    "o_proj": (32, 32),
+}
+EXPERTS = {
+    **{f"experts.{i}.{name}_proj.weight": (24, 32) for i in range(4) for name in ("gate", "up")},
+    **{f"experts.{i}.down_proj.weight": (32, 24) for i in range(4)},
+}
+DENSE = {**{f"{name}_proj.weight": (64, 32) for name in ("gate", "up")}, "down_proj.weight": (32, 64)}
+ONE_SHARED = {**{f"{name}_proj.weight": (24, 32) for name in ("gate", "up")}, "down_proj.weight": (32, 24)}
 DEEPSEEK_WORDS = {**FAST, "bos_token": BEGIN, "eos_token": FINISH, "pad_token": FINISH}
 
 RECORDS = (
@@ -425,7 +460,8 @@ RECORDS = (
                      rope_theta=..., router_aux_loss_coef=0.001, sliding_window=16, torch_dtype=...,
                      transformers_version="5.5.0"),
         gpt2_words(slow=True, config={**GPT2, "add_prefix_space": False, **SAME_END, "pad_token": END}),
-        spelling=(added({"mtp.fc.weight": (32, 64), "mtp.layers.0.self_attn.q_proj.weight": (32, 32)}),),
+        spelling=(added(further("mtp.layers.0.", "mtp.", "norm", IN_QWEN, {"gate.weight": (4, 32), **EXPERTS},
+                                SMALL_HEADS)),),
         dtype="bfloat16",
         shards=2,
         generation=written_by("5.5.0", **ends(END, END, END)),
@@ -481,7 +517,7 @@ RECORDS = (
                      transformers_version="5.0.0.dev0"),
         words_at_end("[BOS]", "[PAD]", "<|user|>", "<|assistant|>", "<|endofturn|>",
                      config={**FAST, "bos_token": "[BOS]", "eos_token": "<|endofturn|>", "pad_token": "[PAD]"}),
-        spelling=(added({"mtp.fc.weight": (32, 64), "mtp.norm.weight": (32,)}),),
+        spelling=(added(further("mtp.layers.0.", "mtp.", "norm", IN_QWEN, DENSE, SMALL_HEADS)),),
         dtype="bfloat16",
         shards=2,
         generation=turns("<|endofturn|>", pad="[PAD]", version="5.0.0.dev0"),
@@ -499,7 +535,10 @@ RECORDS = (
                      rope_parameters={"rope_theta": 11158840.0, "rope_type": "default"}, rope_theta=...,
                      router_scaling_factor=2.826, torch_dtype=..., transformers_version="5.6.0"),
         words_at_end(END, "<|user|>", "<|assistant|>", config={**FAST, "eos_token": END, "pad_token": END}),
-        spelling=(added({"model.layers.2.eh_proj.weight": (32, 64), "model.layers.2.enorm.weight": (32,)}),),
+        spelling=(added(further("model.layers.2.", "model.layers.2.", "final_layernorm", IN_DEEPSEEK,
+                                {"router.gate.weight": (4, 32), "expert_bias": (4,), **EXPERTS,
+                                 **{f"shared_mlp.{name}": shape for name, shape in ONE_SHARED.items()}},
+                                SMALL_HEADS)),),
         dtype="bfloat16",
         shards=2,
         generation=turns(END, pad=END, version="5.6.0"),
@@ -540,7 +579,10 @@ RECORDS = (
         words_at_end(END, "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", before=("[gMASK]", "<sop>"),
                      config={**FAST, "additional_special_tokens": [END, "<|user|>"], "eos_token": END,
                              "pad_token": END, "padding_side": "left"}),
-        spelling=(added({"model.layers.2.eh_proj.weight": (32, 64), "model.layers.2.enorm.weight": (32,)}),),
+        spelling=(added(further("model.layers.2.", "model.layers.2.", "shared_head.norm", IN_DEEPSEEK,
+                                {"gate.weight": (4, 32), "gate.e_score_correction_bias": (4,), **EXPERTS,
+                                 **{f"shared_experts.{name}": shape for name, shape in ONE_SHARED.items()}},
+                                LATENT_HEADS)),),
         dtype="bfloat16",
         shards=2,
         generation=turns(END, "<|user|>", pad=END, version="5.0.0rc0"),

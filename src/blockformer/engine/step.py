@@ -9,6 +9,7 @@ import threading
 from transformers.utils import logging
 
 from ..model.awq_linear import QuantizedLinear
+from ..model.hybrid import OF_HYBRID
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..model.token_inputs import OF_LAYERS
@@ -152,7 +153,8 @@ class CompiledSteps:
 
 def uncompiled_field(config) -> str | None:
     """A field by which layers differ in what no compiled step knows, or None."""
-    return next((name for name in (*VARIED, *OF_LAYERS) if getattr(config, name, None)), None)
+    named = next((name for name in (*VARIED, *OF_LAYERS) if getattr(config, name, None)), None)
+    return "layer_types" if named is None and hasattr(config, OF_HYBRID) else named
 
 
 def can_compile(model) -> bool:

@@ -66,7 +66,7 @@ def _place(config) -> int:
 def _one_layer(config):
     """The config of a decoder with one layer, like the model's first or last, which gets states in place of tokens."""
     one, place = copy.deepcopy(config), _place(config)
-    one.num_hidden_layers, one.num_nextn_predict_layers, one.vocab_size = 1, 0, 1
+    one.num_hidden_layers, one.num_nextn_predict_layers, one.vocab_size, one.pad_token_id = 1, 0, 1, None
     one.first_attention_norm, one.embedding_scale = True, None
     one.final_norm = config.final_norm and config.nextn_final_norm == "own"
     for name in ("layer_types", "mlp_layer_types", "mlp_layers", "rope_layers"):

@@ -104,12 +104,12 @@ def scan_by_chunk(query, key, value, decay, state, sequences=None):
 class GatedGroupNorm(nn.Module):
     """norm(x silu(z)): an RMS norm of each of some equal groups of channels, computed in float32 at least.
 
-    Shapes: twice [..., size] -> [..., size].
+    Shapes: twice [..., size] -> [..., size]. With `gates_last` norm(x) silu(z).
     """
 
-    def __init__(self, size: int, groups: int, eps: float):
+    def __init__(self, size: int, groups: int, eps: float, gates_last: bool):
         super().__init__()
-        self.groups, self.eps = groups, eps
+        self.groups, self.eps, self.gates_last = groups, eps, gates_last
         self.weight = nn.Parameter(torch.ones(size))
 
     def init_tensors(self) -> None:
@@ -117,22 +117,31 @@ class GatedGroupNorm(nn.Module):
         init.ones_(self.weight)
 
     def forward(self, states, gate):
-        states = (states * F.silu(gate)).unflatten(-1, (self.groups, -1))
-        return self.weight * F.rms_norm(states, states.shape[-1:], eps=self.eps).flatten(-2).to(self.weight.dtype)
+        states = (states if self.gates_last else states * F.silu(gate)).unflatten(-1, (self.groups, -1))
+        states = self.weight * F.rms_norm(states, states.shape[-1:], eps=self.eps).flatten(-2).to(self.weight.dtype)
+        return states * F.silu(gate) if self.gates_last else states
+
+
+OUTPUT_NORMS = ("after_gate", "before_gate", "none")
+FIELDS = {
+    "mamba_n_heads": axis(16, "a positive integer", "attention", "heads H of layers with a state space"),
+    "mamba_d_head": axis(64, "a positive integer", "attention", "size V of a head's values there"),
+    "mamba_d_state": axis(128, "a positive integer", "attention", "size K of queries and keys there"),
+    "mamba_n_groups": axis(1, "a positive integer", "attention", "groups G of heads that share queries and keys there"),
+    "mamba_d_conv": axis(4, "an integer above 1", "attention", "tokens W that the convolution before them sees"),
+    "mamba_hidden_act": axis("silu", tuple(ACT2FN), "attention", "activation after that convolution"),
+    "mamba_output_norm": axis("after_gate", OUTPUT_NORMS, "attention", "norm(x silu(z)), norm(x) silu(z) or x silu(z)"),
+    "mamba_step_min": axis(0.0, "a number of 0 or more", "attention", "least step d there"),
+    "mamba_conv_bias": flag(True, "attention", "bias of that convolution"),
+    "mamba_proj_bias": flag(False, "attention", "biases of the other maps of layers with a state space"),
+}
+"""The fields of a state space, in each type of layer that has one."""
 
 
 @block(
     "layer_types",
     "state_space",
-    mamba_n_heads=axis(16, "a positive integer", "attention", "heads H of layers of state_space"),
-    mamba_d_head=axis(64, "a positive integer", "attention", "size V of a head's values there"),
-    mamba_d_state=axis(128, "a positive integer", "attention", "size K of queries and keys there"),
-    mamba_n_groups=axis(1, "a positive integer", "attention", "groups G of heads that share queries and keys there"),
-    mamba_d_conv=axis(4, "an integer above 1", "attention", "tokens W that the convolution before them sees"),
-    mamba_hidden_act=axis("silu", tuple(ACT2FN), "attention", "activation after that convolution"),
-    mamba_step_min=axis(0.0, "a number of 0 or more", "attention", "least step d there"),
-    mamba_conv_bias=flag(True, "attention", "bias of that convolution"),
-    mamba_proj_bias=flag(False, "attention", "biases of the other maps of layers of state_space"),
+    **FIELDS,
     mlp_layers=axis(None, "a list", "feed-forward", "whether each layer has a feed-forward network; None: all have"),
 )
 class StateSpace(MatrixStates):
@@ -162,7 +171,8 @@ class StateSpace(MatrixStates):
         self.dt_bias = nn.Parameter(torch.ones(len(self.heads)))
         self.A_log = nn.Parameter(torch.zeros(len(self.heads)))
         self.D = nn.Parameter(torch.ones(len(self.heads)))
-        self.norm = GatedGroupNorm(values, self.groups, config.norm_eps)
+        has_norm, gates_last = config.mamba_output_norm != "none", config.mamba_output_norm == "before_gate"
+        self.norm = GatedGroupNorm(values, self.groups, config.norm_eps, gates_last) if has_norm else None
         self.out_proj = nn.Linear(values, width, bias=bias)
 
     @classmethod
@@ -172,7 +182,7 @@ class StateSpace(MatrixStates):
         heads, groups = config.mamba_n_heads, config.mamba_n_groups
         if heads % groups:
             raise ValueError(f"mamba_n_heads ({heads}) is not a multiple of mamba_n_groups ({groups}).")
-        if (has := config.mlp_layers) is None:
+        if (has := getattr(config, "mlp_layers", None)) is None:
             return
         is_list = isinstance(has, list) and all(isinstance(each, bool) for each in has)
         if not is_list or len(has) != config.num_hidden_layers:
@@ -188,11 +198,14 @@ class StateSpace(MatrixStates):
         init.copy_(self.A_log, torch.empty(count).uniform_(*RATES).log())
         init.ones_(self.D)
 
+    def projected(self, hidden_states) -> list[torch.Tensor]:
+        """Gates z, values, keys, queries and what is added to the steps, each [B, T, its channels], of the states."""
+        return [getattr(self, f"in_proj_{name}")(hidden_states) for name in ("z", "v", "k", "q", "dt")]
+
     def mix(self, hidden_states, is_token, sequences, held):
         """See `StateLayer.mix`."""
-        maps = (self.in_proj_v, self.in_proj_k, self.in_proj_q)
-        projected = torch.cat([proj(hidden_states) for proj in maps], dim=-1)
-        step, gate = self.in_proj_dt(hidden_states), self.in_proj_z(hidden_states)
+        gate, *maps, step = self.projected(hidden_states)
+        projected = torch.cat(maps, dim=-1)
         if is_token is not None and self.out_proj.bias is not None:
             projected = projected * is_token  # a bias makes padding count
         wide = torch.promote_types(projected.dtype, torch.float32)
@@ -222,5 +235,6 @@ class StateSpace(MatrixStates):
             if held is not None:
                 held.update_recurrent_state(state)
             output = output.transpose(1, 2) + values * self.D.to(wide).unflatten(0, (self.groups, -1))[..., None]
-            output = self.norm(output.flatten(2), gate.to(wide))
+            output, gate = output.flatten(2), gate.to(wide)
+            output = output * F.silu(gate) if self.norm is None else self.norm(output, gate)
         return self.out_proj(output.to(projected.dtype))

@@ -31,11 +31,13 @@ class StateLayer(nn.Module):
     Attributes:
         kind: its layer type.
         library_type: the library's word for it, by which caches are made; empty: the same one.
+        has_keys: whether it keeps keys, too, which count a text's tokens.
         heads: the numbers of its heads, if it has any.
         norm_placement: where its layer has norms; None: where the others have them.
     """
 
     kind = library_type = ""
+    has_keys = False
     heads = range(0)
     norm_placement: str | None = None
 
@@ -64,7 +66,8 @@ class StateLayer(nn.Module):
         if adds_to_scores(config.position_type):
             fix = "use 'rotary', 'learned', 'sinusoidal' or 'none'"
             raise ValueError(f"{what}, which is not supported with position_type={config.position_type!r}: {fix}.")
-        if not set(config.layer_types) <= {cls.kind, "full_attention"} or len({*config.layer_types}) == 1:
+        lacks_keys = not cls.has_keys and len({*config.layer_types}) == 1
+        if not set(config.layer_types) <= {cls.kind, "full_attention"} or lacks_keys:
             fix = "add a layer of 'full_attention', whose keys count a text's tokens, and no other type"
             raise ValueError(f"{what}: {fix}.")
 
@@ -80,7 +83,7 @@ class StateLayer(nn.Module):
         return side
 
     @staticmethod
-    def mask_of(inputs):
+    def mask_of(inputs, config=None):
         """What these layers get as `attention_mask`, of a `layer.StackInputs`: see `forward`."""
         mask, positions, places = inputs.attention_mask, inputs.given_positions, inputs.places
         if not isinstance(mask, torch.Tensor):
