@@ -14,7 +14,8 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 from fork_server import PROGRAMS
 from pairs import VOCAB, assert_close, config, left_padded, model, official_copy, pair, token_ids, train
 from test_gradients import HEADS, model_and_inputs
-from transformers import AutoModelForCausalLM, pipeline
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, pipeline
 
 import blockformer
 
@@ -157,6 +158,38 @@ def test_sequences_packed_into_one_row_do_not_see_each_other(backend, windows):
         logits = ours(torch.cat(parts, dim=1), **packed).logits
         assert_close(logits, theirs(torch.cat(parts, dim=1), **packed).logits)
         assert_close(logits, torch.cat([ours(part).logits for part in parts], dim=1))
+
+
+BERT = {"vocab_size": VOCAB, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, **MILD}
+POSITIONS = {
+    "gaps": torch.arange(9) * 3,
+    "backwards": torch.arange(8, -1, -1),
+    "zeros": torch.zeros(9, dtype=torch.long),
+}
+
+
+@pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_positions_that_do_not_start_again_are_those_of_one_text(positions, is_prepared, tmp_path):
+    """Where transformers takes them for one: in encoders, and in decoders while a cache is made."""
+    torch.manual_seed(0)
+    bert = BertForMaskedLM(BertConfig(intermediate_size=256, **BERT)).eval()
+    bert.save_pretrained(tmp_path)
+    for ours, theirs in ((blockformer.from_official(tmp_path).eval(), bert), pair(**MILD)):
+        if is_prepared:
+            ours.prepare_for_inference()
+        with torch.no_grad():
+            expected = theirs(token_ids(2, 9), position_ids=positions[None]).logits
+            assert_close(ours(token_ids(2, 9), position_ids=positions[None]).logits, expected)
+
+
+def test_a_run_without_memory():
+    """Tools that estimate memory run a model on tensors of `FakeTensorMode`, whose values nobody can read."""
+    ours = model()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        ids = mode.from_tensor(token_ids(2, 9))
+        output = ours(ids, attention_mask=torch.ones_like(ids), position_ids=ids, labels=ids)
+    assert output.logits.shape == (2, 9, VOCAB)
 
 
 # Number formats, saving and loading

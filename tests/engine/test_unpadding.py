@@ -19,7 +19,7 @@ from blockformer.engine.runtime import TrainingRuntime
 from blockformer.engine.unpadding import Unpadding, find_unpadding
 from blockformer.model.attention import eager_attention_forward
 from blockformer.model.feed_forward import FeedForward
-from blockformer.model.positions import flattened_positions, sequence_numbers
+from blockformer.model.positions import flattened_positions, starts_of
 
 pytestmark = pytest.mark.portable
 
@@ -193,7 +193,7 @@ def test_rows_of_several_sequences():
     positions = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]])
     assert Unpadding.of_positions(positions).lengths == [3, 2, 5]
     assert Unpadding.of_positions(torch.arange(4)[None]) is None
-    assert torch.equal(sequence_numbers(positions), torch.tensor([[1, 1, 1, 2, 2], [1, 1, 1, 1, 1]]))
+    assert torch.equal(starts_of(positions).cumsum(-1), torch.tensor([[1, 1, 1, 2, 2], [1, 1, 1, 1, 1]]))
     starts = torch.tensor([0, 3, 5, 10], dtype=torch.int32)
     assert torch.equal(flattened_positions(starts, positions.shape), positions)
 

@@ -50,8 +50,8 @@ def is_mapped(tensor) -> bool:
 
 def is_readable(tensor) -> bool:
     """Whether looking at a tensor's values waits for no accelerator, spoils no graph and is possible."""
-    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return tensor.device.type == "cpu" and not (is_traced or is_mapped(tensor))
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_mapped(tensor)
+    return tensor.device.type == "cpu" and not (is_traced or isinstance(tensor, torch._subclasses.FakeTensor))
 
 
 def takes_cache(forward):

@@ -17,7 +17,7 @@ from transformers.generation import CandidateGenerator
 from .axes import BLOCKS, Part, axis
 from .losses import IGNORED, count_of
 from .normalization import make_norm
-from .positions import flattened_positions, sequence_numbers
+from .positions import flattened_positions, starts_of
 
 # What no test has together with these layers.
 _EXCLUDED = (
@@ -144,7 +144,7 @@ def multi_token_loss(model, hidden_states, inputs: dict, targets, num_items_in_b
         mask = mask[:, -length:]  # without virtual tokens, which only the model's own layers have in a cache
     if positions is None and (starts := named.get("cu_seq_lens_q")) is not None:
         positions = flattened_positions(starts, targets.shape)
-    own = further = None if positions is None else sequence_numbers(positions)
+    own = further = None if positions is None else starts_of(positions).cumsum(-1)
     items = count_of(targets, num_items_in_batch, hidden_states.device)
     given = {"attention_mask": mask, "position_ids": positions, "use_cache": False, **named}
     given["final_norm"] = _shared_norm(model)

@@ -103,17 +103,18 @@ def flattened_positions(cu_seq_lens, shape):
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
         raise ValueError(f"cu_seq_lens_q must be [sequences + 1], each start and the end, not {[*cu_seq_lens.shape]}.")
     positions = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
-    starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, positions, right=True) - 1]
-    return (positions - starts).long().view(shape)
+    return (positions - cu_seq_lens[torch.searchsorted(cu_seq_lens, positions, right=True) - 1]).long().view(shape)
 
 
-def sequence_numbers(position_ids):
-    """Which sequence of its row a token belongs to, int64 [B, T], where rows hold several."""
-    return starts_of(position_ids).cumsum(-1)
+def texts_of(position_ids):
+    """Positions [B, T] where they say that a row holds several texts, each of which counts from 0; else 0, 1, 2, ..."""
+    goes_on = position_ids.diff(dim=-1) == 1
+    are_texts = (goes_on | (position_ids[:, 1:] == 0)).all(-1, keepdim=True) & goes_on.any(-1, keepdim=True)
+    return torch.where(are_texts, position_ids, torch.arange(position_ids.shape[1], device=position_ids.device))
 
 
 def starts_of(position_ids):
-    """Whether a sequence starts at a token, bool [B, T]: the position does not continue the one before."""
+    """Whether a sequence starts at a token, bool [B, T]: the position does not go on. Their sum numbers them."""
     return F.pad(position_ids.diff(dim=-1) != 1, (1, 0), value=True)
 
 

@@ -20,7 +20,7 @@ from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_m
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Earlier, LayerInputs, StackInputs, layer_class
 from .normalization import make_norm
-from .positions import counted_positions, flattened_positions, rotations_of, sequence_numbers
+from .positions import counted_positions, flattened_positions, rotations_of, starts_of, texts_of
 from .pretrained_model import BlockformerPreTrainedModel
 from .scaled_embedding import ScaledEmbedding
 from .vector_positions import padding_before
@@ -134,9 +134,12 @@ class Stack(BlockformerPreTrainedModel):
         own = self._counted_positions(places, attention_mask, past, input_ids) if position_ids is None else position_ids
         hidden_states = self._embed(hidden_states, own)
 
-        named = kwargs | {"position_ids": None if position_ids is None else position_ids.expand(tokens.shape[:2])}
-        # A mask without padding says that each row is one text, whatever the positions are.
-        positions = (own, None if hides_nothing else named["position_ids"], places)
+        texts = None if position_ids is None else position_ids.expand(tokens.shape[:2])
+        named = kwargs | {"position_ids": texts}
+        # Without a cache, the library takes any gap for the start of a text; a mask without padding says: one a row.
+        if texts is not None and past_key_values is None and starts is None and (use_cache or not self.is_causal):
+            texts = texts_of(texts)
+        positions = (own, None if hides_nothing else texts, places)
         source = (encoder_hidden_states, encoder_attention_mask)
         cross_mask = head_mask if cross_attn_head_mask is None and self.config.is_decoder else cross_attn_head_mask
         given = (hidden_states, input_ids, attention_mask, *positions, past_key_values, source, (head_mask, cross_mask))
@@ -253,7 +256,7 @@ class Stack(BlockformerPreTrainedModel):
             masks = causal_masks(self.config, inputs.hidden_states, mask, inputs.past_key_values, positions)
             others = BLOCKS["layer_types"].keys() & self.config.layer_types
             return masks | {kind: BLOCKS["layer_types"][kind].cls.mask_of(inputs, self.config) for kind in others}
-        sequences = None if mask is not None or positions is None else sequence_numbers(positions)
+        sequences = None if mask is not None or positions is None else starts_of(positions).cumsum(-1)
         return encoder_masks(self.config, inputs.hidden_states, mask, sequences)
 
 

@@ -16,7 +16,7 @@ from .attention import refuse_backends
 from .axes import BLOCKS, axis, flag
 from .blocks import block
 from .compat import is_readable
-from .positions import adds_to_scores, sequence_numbers
+from .positions import adds_to_scores, starts_of
 
 # What no test has together with these layers.
 WITHOUT_STATES = (
@@ -87,7 +87,7 @@ class StateLayer(nn.Module):
         """What these layers get as `attention_mask`, of a `layer.StackInputs`: see `forward`."""
         mask, positions, places = inputs.attention_mask, inputs.given_positions, inputs.places
         if not isinstance(mask, torch.Tensor):
-            return None if positions is None or len(places) == 1 else sequence_numbers(positions)
+            return None if positions is None or len(places) == 1 else starts_of(positions).cumsum(-1)
         if mask.dim() != 2:
             fix = "pass one of [batch, length] with 0 for padding; a state cannot skip anything else"
             raise ValueError(f"attention_mask is {[*mask.shape]}, but some layers keep a state: {fix}.")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .axes import Part, axis
-from .positions import sequence_numbers
+from .positions import starts_of, texts_of
 
 
 @dataclass(eq=False, repr=False)
@@ -62,7 +62,7 @@ class TokenDropout(nn.Module):
         elif position_ids is None or attention_mask is not None:
             lengths, counts = torch.full_like(counts[:, :1], counts.shape[1]), counts.sum(-1, keepdim=True)
         else:
-            texts = sequence_numbers(position_ids) - 1
+            texts = starts_of(texts_of(position_ids)).cumsum(-1) - 1
             none = torch.zeros_like(counts)
             lengths = none.scatter_add(1, texts, torch.ones_like(counts)).gather(1, texts)
             counts = none.scatter_add(1, texts, counts).gather(1, texts)
