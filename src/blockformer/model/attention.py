@@ -305,7 +305,7 @@ class Attention(nn.Module):
 
         # vLLM and transformers read this source, too: one look-up and one call of what it finds.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        kwargs |= {"dropout": self.dropout if self.training else 0.0, "sliding_window": self.sliding_window}
+        kwargs["dropout"], kwargs["sliding_window"] = self.dropout if self.training else 0.0, self.sliding_window
         output, probabilities = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
         if head_mask is not None:
             output = output.reshape(*hidden_states.shape[:2], query.shape[1], -1)
@@ -349,7 +349,7 @@ class Attention(nn.Module):
         norms = (None, None) if self.norms_rotated else (self.q_norm, self.k_norm)
         query, key = self._split_heads(query, norms[0]), self._split_heads(key, norms[1])
         if position_embeddings is not None:
-            query, key = (rotate(states, *position_embeddings[:2]) for states in (query, key))
+            query, key = rotate(query, *position_embeddings[:2]), rotate(key, *position_embeddings[:2])
             query = query * position_embeddings[2] if position_embeddings[2:] else query
         if self.norms_rotated:
             query, key = self.q_norm(query), self.k_norm(key)

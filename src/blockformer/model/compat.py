@@ -65,6 +65,7 @@ def takes_cache(forward):
             kwargs["past_key_values"] = kwargs.pop("cache")
         return forward(self, *args, **kwargs)
 
+    with_either_name.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # read at each token
     return with_either_name
 
 

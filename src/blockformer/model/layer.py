@@ -181,8 +181,8 @@ class Layer(GradientCheckpointingLayer):
         The layer's own mask, and `distances` and its part [B, T, P] of `token_inputs` of `layer_inputs`, come first, as
         reentrant checkpointing follows gradients of positional arguments only. The attention backend gets `kwargs`.
         """
-        hidden_states = self._norm("self_attn", "input", hidden_states)
-        states = self._norm("self_attn", "pre", hidden_states)
+        hidden_states = self._norm("self_attn_input_norm", hidden_states)
+        states = self._norm("self_attn_pre_norm", hidden_states)
         change = self.self_attn(
             states,
             attention_mask=attention_mask,
@@ -196,13 +196,13 @@ class Layer(GradientCheckpointingLayer):
         )[0]
         if self.residual in PARALLEL:
             if self.residual == "parallel":
-                states = self._norm("mlp", "pre", hidden_states)
+                states = self._norm("mlp_pre_norm", hidden_states)
             return self.residual_step("mlp", self.residual_step("self_attn", hidden_states, change), self.mlp(states))
         hidden_states = self.residual_step("self_attn", hidden_states, change)
         if self.has_cross_attention and encoder_hidden_states is not None:
-            hidden_states, mask = self._norm("cross_attn", "input", hidden_states), layer_inputs.cross_head_mask
+            hidden_states, mask = self._norm("cross_attn_input_norm", hidden_states), layer_inputs.cross_head_mask
             change = self.cross_attn(
-                self._norm("cross_attn", "pre", hidden_states),
+                self._norm("cross_attn_pre_norm", hidden_states),
                 attention_mask=layer_inputs.encoder_mask,
                 key_value_states=encoder_hidden_states,
                 past_key_values=past_key_values,
@@ -210,21 +210,23 @@ class Layer(GradientCheckpointingLayer):
                 **kwargs,
             )[0]
             hidden_states = self.residual_step("cross_attn", hidden_states, change)
-        states = self._norm("mlp", "pre", hidden_states := self._norm("mlp", "input", hidden_states))
-        if self.mlp is not None:
-            hidden_states = self.residual_step("mlp", hidden_states, self.mlp(states))
+        if (mlp := self.mlp) is not None:
+            states = self._norm("mlp_pre_norm", hidden_states := self._norm("mlp_input_norm", hidden_states))
+            hidden_states = self.residual_step("mlp", hidden_states, mlp(states))
         return hidden_states if self.end is None else self.end(hidden_states, token_input)
 
     def residual_step(self, sublayer: str, hidden_states, change):
         """The residual step, post(y + output(f(pre(y)))), after f."""
-        change = self._norm(sublayer, "output", change)
+        change = self._norm(f"{sublayer}_output_norm", change)
         change = change if self.multiplier is None else change * self.multiplier
         if self.training:
             change = F.dropout(change, self.dropout)
-        return self._norm(sublayer, "post", _hold_finite(hidden_states + change))
+        states = hidden_states + change
+        states = states if states.dtype is not torch.float16 else _hold_finite(states)
+        return self._norm(f"{sublayer}_post_norm", states)
 
-    def _norm(self, sublayer: str, slot: str, states):
-        norm = self._modules.get(f"{sublayer}_{slot}_norm")
+    def _norm(self, name: str, states):
+        norm = self._modules.get(name)
         return states if norm is None else norm(states)
 
 
@@ -234,8 +236,6 @@ def layer_class(config) -> type:
 
 
 def _hold_finite(states):
-    """In float16, infinities become the largest numbers, less a margin: an overflow does not end in NaN (T5)."""
-    if states.dtype != torch.float16:
-        return states
+    """Of float16, infinities become the largest numbers, less a margin: an overflow does not end in NaN (T5)."""
     largest = torch.finfo(torch.float16).max - 1000
     return torch.nan_to_num(states, nan=torch.nan, posinf=largest, neginf=-largest)

@@ -126,7 +126,7 @@ class RotaryPositions(ComputedPositions):
         self.config, self.layer_type = config, layer_type
         self.rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
         self.rope_type, self.head_dim = self.rope["rope_type"], config.head_dim_of(layer_type)
-        self.attention_scaling = 1.0
+        self.attention_scaling, self.query_growth = 1.0, config.query_growth
         self._set_frequencies(torch.get_default_device())
 
     def compute_frequencies(self):
@@ -165,9 +165,10 @@ class RotaryPositions(ComputedPositions):
     def forward(self, hidden_states, position_ids):
         frequencies = self._frequencies_at(position_ids).to(hidden_states.device)
         angles = position_ids[:, None, :, None].float() * torch.cat((-frequencies, frequencies))  # [B, 1, T, D]
-        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        cos, sin, scaling = angles.cos(), angles.sin(), self.attention_scaling
+        cos, sin = (cos, sin) if scaling == 1 else (cos * scaling, sin * scaling)
         cos, sin = cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
-        if (growth := self.config.query_growth) is None:
+        if (growth := self.query_growth) is None:
             return cos, sin
         steps = torch.floor(position_ids[:, None, :, None] / self.rope["original_max_position_embeddings"])
         return cos, sin, (1 + growth * torch.log(1 + steps)).to(cos)

@@ -42,10 +42,8 @@ class SinusoidalPositions(ComputedPositions):
         return torch.stack([*parts, rest]).float()
 
     def forward(self, position_ids):
-        positions = (position_ids + self.offset)[..., None].float()
-        angles = 2 * math.pi * sum((positions * part).frac() for part in self.inv_freq)  # [B, T, C/2]
-        is_token = position_ids[..., None] >= 0  # padding has none before the first
-        sines, cosines = angles.sin() * is_token, angles.cos() * is_token
-        if self.halves:
-            return torch.cat((sines, cosines), dim=-1)[..., : self.hidden_size]
-        return torch.stack((sines, cosines), dim=-1).flatten(-2)[..., : self.hidden_size]  # [B, T, C]
+        positions = (position_ids + self.offset)[..., None, None].float()
+        angles = 2 * math.pi * (positions * self.inv_freq).frac().sum(-2)  # [B, T, C/2]
+        pair = (angles.sin(), angles.cos())
+        waves = torch.cat(pair, dim=-1) if self.halves else torch.stack(pair, dim=-1).flatten(-2)  # [B, T, C]
+        return waves[..., : self.hidden_size] * (position_ids[..., None] >= 0)  # padding has none before the first

@@ -196,7 +196,7 @@ class Stack(BlockformerPreTrainedModel):
     def after_layers(self, hidden_states):
         """The final norm, dropout and projection: [..., C] -> [..., C or narrower]."""
         states = hidden_states if self.norm is None else self.norm(hidden_states)
-        states = F.dropout(states, self.dropout, self.training) if self.config.final_dropout else states
+        states = F.dropout(states, self.dropout) if self.training and self.config.final_dropout else states
         return states if self.final_projection is None else self.final_projection(states)
 
     def new_cache(self, for_cross_attention: bool = False):
@@ -208,7 +208,7 @@ class Stack(BlockformerPreTrainedModel):
         """Positions [1 or B, T] where none are given: padding has what `padding_position` says."""
         is_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
         is_token = attention_mask != 0 if is_mask else None
-        own = places.clamp(max=self.config.max_position_embeddings - 1)
+        own = places.clamp(max=self.config.max_position_embeddings - 1) if is_mask else places
         if self.config.padding_position != "index":
             is_token, own = padding_before(self.config, places, is_token, input_ids)
         positions = places[None] if is_token is None else counted_positions(is_token, own, 0 if is_mask else places[0])
@@ -218,7 +218,7 @@ class Stack(BlockformerPreTrainedModel):
         return positions
 
     def _uses_cache(self, use_cache, past_key_values) -> bool:
-        if self.config.is_decoder and not self.is_causal and past_key_values is not None:
+        if not self.is_causal and past_key_values is not None and self.config.is_decoder:
             raise ValueError("past_key_values needs causal layers; here, tokens see later ones: pass the whole text.")
         if not self.is_causal:
             return False
