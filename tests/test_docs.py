@@ -637,8 +637,8 @@ def test_durations_are_all_that_may_differ_in_an_output_and_statuses_nowhere():
 def commands(path):
     """The command lines of a page, from its blocks and its prose: (program, arguments)."""
     text = path.read_text(encoding="utf-8")
-    lines = [line for language, body in FENCE.findall(text) if language in ("", "console") for line in body.splitlines()]
-    for line in [*lines, *re.findall(r"`([^`\n]+)`", FENCE.sub("", text))]:
+    blocks = [body for language, body in FENCE.findall(text) if language in ("", "console")]
+    for line in "\n".join(blocks).splitlines() + re.findall(r"`([^`\n]+)`", FENCE.sub("", text)):
         found = re.match(r"(?:\$ |.*\| )?(blockformer|python) (.+)", line)
         if found:
             yield found[1], shlex.split(found[2].replace("\\", ""), comments=True)
@@ -651,7 +651,7 @@ def test_every_command_on_a_page_is_there_and_has_these_options(path):
         if program == "blockformer":
             while arguments[0] == "--block":
                 del arguments[:2]
-            if arguments[0].islower():  # else `blockformer COMMAND`
+            if arguments[0].isalpha() and arguments[0].islower():  # not `blockformer COMMAND`
                 command = group.commands[arguments[0]]
                 words = [*arguments[1:], "VALUE"]  # which an option that is only named, such as `--map`, lacks
                 command.make_parser(command.context_class(command)).parse_args(words)
