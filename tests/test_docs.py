@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
 from urllib.parse import unquote
@@ -17,10 +16,8 @@ from urllib.parse import unquote
 import pytest
 import torch
 import yaml
-from typer.main import get_command
 
 import blockformer
-from blockformer.cli import app
 from blockformer.conversion.arguments import FAMILIES
 from blockformer.conversion.plan import architecture_of
 from blockformer.demo.search import ENCODER_PACKAGE
@@ -632,42 +629,6 @@ def test_durations_are_all_that_may_differ_in_an_output_and_statuses_nowhere():
     assert page_outputs.statuses("error: no\n(exit status 1)\nwritten\n") == ["(exit status 1)"]
     text = "```python\nprint(1)\n```\n\n```text\n2\n```\n"
     assert page_outputs.written(text, ["1\n"]) == text.replace("2", "1")
-
-
-def commands(path):
-    """The command lines of a page, from its blocks and its prose: (program, arguments)."""
-    text = path.read_text(encoding="utf-8")
-    blocks = [body for language, body in FENCE.findall(text) if language in ("", "console")]
-    for line in "\n".join(blocks).splitlines() + re.findall(r"`([^`\n]+)`", FENCE.sub("", text)):
-        found = re.match(r"(?:\$ |.*\| )?(blockformer|python) (.+)", line)
-        if found:
-            yield found[1], shlex.split(found[2].replace("\\", ""), comments=True)
-
-
-@pytest.mark.parametrize("path", markdown_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_command_on_a_page_is_there_and_has_these_options(path):
-    group = get_command(app)
-    for program, arguments in commands(path):
-        if program == "blockformer":
-            while arguments[0] == "--block":
-                del arguments[:2]
-            if arguments[0].isalpha() and arguments[0].islower():  # not `blockformer COMMAND`
-                command = group.commands[arguments[0]]
-                words = [*arguments[1:], "VALUE"]  # which an option that is only named, such as `--map`, lacks
-                command.make_parser(command.context_class(command)).parse_args(words)
-        elif arguments[0].endswith(".py") and "/" in arguments[0] and not arguments[0].startswith("llama.cpp"):
-            folder = (ROOT / arguments[0]).parent
-            source = "".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
-            assert (ROOT / arguments[0]).is_file()
-            options = [each.partition("=")[0] for each in arguments if re.match(r"--\w", each)]
-            assert not [option for option in options if f'"{option}"' not in source], arguments
-
-
-def test_an_option_that_a_command_does_not_have_is_found(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("```\nblockformer convert SRC DST --two official\n```\n", encoding="utf-8")
-    with pytest.raises(Exception, match="No such option: --two"):
-        test_every_command_on_a_page_is_there_and_has_these_options(page)
 
 
 def test_every_public_name_stands_in_the_reference():
