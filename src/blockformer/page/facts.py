@@ -119,7 +119,7 @@ class Facts:
             token = sum(self.step.flops.values())
             rows.append(["FLOPs for a token", short(token), f"{token:,} with {self.target:,} tokens in the cache"])
         rows.append(
-            ["FLOPs for a text", short(flops), f"{flops:,} for {self.text_length}, 2 for a multiplication and its addition"]
+            ["FLOPs for a text", short(flops), f"{flops:,} for {self.text_length}, 2 for a multiplication and addition"]
         )
         if self.step is not None:
             cache = cached_numbers(self.model) * self.size
