@@ -340,6 +340,12 @@ def test_the_readme_is_short_and_its_commands_are_there(name):
     assert {"demo", "test"} <= named <= set(" ".join(targets).split())
 
 
+@pytest.mark.parametrize("index", PAIRS["index"], ids=["en", "zh"])
+def test_every_page_is_linked_from_the_first(index):
+    linked = {link.partition("#")[0] for link in LINK.findall(index.read_text(encoding="utf-8"))}
+    assert {path.name for path in index.parent.glob("*.md")} - {"index.md"} <= linked
+
+
 @pytest.mark.parametrize("page", PAIRS["troubleshooting"], ids=["en", "zh"])
 def test_each_error_that_is_explained_is_one_of_the_code_s(page):
     files = [*PACKAGE.rglob("*.py"), *(ROOT / "conversion").rglob("*.py")]
