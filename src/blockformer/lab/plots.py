@@ -119,7 +119,7 @@ def draw_differences(groups: list[Group]) -> str | None:
     if not shown:
         return None
     left = 24 + max(words_width(name, 12) for name, _ in shown)
-    canvas = Canvas(math.ceil(left + 560), 84 + 26 * len(shown), "Bits per byte of each config less those of the base")
+    canvas = Canvas(math.ceil(left + 560), 84 + 26 * len(shown), "Bits per byte of each config minus the base's")
     ends = [0.0]
     for _, (estimate, margin) in shown:
         ends += [estimate - (margin or 0), estimate + (margin or 0)]

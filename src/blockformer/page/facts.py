@@ -35,7 +35,7 @@ class Facts:
         self.model: Any = on_paper(config)
         self.parts: Anatomy = anatomy(self.model)
         self.dtype, self.size = element_size(config)
-        # 4-bit weights query the device's autocast, which "meta" lacks: their products count as those of plain ones.
+        # 4-bit weights query the device's autocast, which "meta" lacks: their matmuls count like plain ones.
         runs = self.model if getattr(config, "linear_bits", None) is None else on_paper(_with_plain_weights(config))
         self.text, self.step = dry_run(runs, self.length, self.target)
 
