@@ -243,7 +243,7 @@ def from_official(
         The model, in evaluation mode; with `output_loading_info` a tuple, of the model and a dict.
 
     Raises:
-        ConversionError: the checkpoint cannot be converted; the checks are those of `convert`. Or an option is refused.
+        ConversionError: the checkpoint cannot be converted, as in `convert`. Or an option is refused.
 
     Examples:
         >>> model = blockformer.from_official("Qwen/Qwen3-0.6B")  # doctest: +SKIP
@@ -274,7 +274,7 @@ def from_official(
         checkpoint.check_unchanged()
     if bad:
         notes.append(f"NaN or infinite values in {len(bad)} tensors:{listed(map(shown, bad))}")
-    loading |= {"state_dict": weights, "dtype": "auto"}  # of the config, which has the one that is asked for
+    loading |= {"state_dict": weights, "dtype": "auto"}  # of the config, which has the requested one
     with removed_on_failure(stored):
         for note in notes:
             warnings.warn(f"{src}: {note}", stacklevel=2)

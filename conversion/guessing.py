@@ -24,9 +24,9 @@ def missing_type(checkpoint: Checkpoint) -> ConversionError:
         return ConversionError(f"{said}. The tensors fit none of {', '.join(sorted(FAMILIES))}")
     if found[1:]:
         others = " and ".join(map(shown, found[1:]))
-        said += f". The tensors and settings are most like those of {shown(found[0])}, and the tensors fit {others} too"
+        said += f". The tensors and settings are most like {shown(found[0])}, and the tensors also fit {others}"
     else:
-        said += f". The tensors are those of {shown(found[0])}"
+        said += f". The tensors look like {shown(found[0])}"
     return ConversionError(f'{said}: if it is one, write "model_type": "{found[0]}"')
 
 

@@ -131,7 +131,7 @@ def _unknown(name: str, config: PretrainedConfig, known: Iterable[str]) -> str:
 
 
 def asked_dtype(dtype: Any, torch_dtype: Any) -> torch.dtype | None:
-    """The dtype that is asked for under today's name or the one before transformers 5; None: the checkpoint's.
+    """The dtype that is passed under today's name or the one before transformers 5; None: the checkpoint's.
 
     Raises:
         ConversionError: weights cannot be cast to it, or the two contradict each other.

@@ -1,4 +1,4 @@
-"""What to write into a `config.json` that the tensors do not fit: tried before it is said."""
+"""What to write into a `config.json` that the tensors do not fit: tried before the error suggests it."""
 
 import copy
 import json

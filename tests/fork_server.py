@@ -4,9 +4,12 @@ Nothing of this package and no repo's code is in the helper, and a job's caches 
 interpreter is after those two imports.
 """
 
+import contextlib
+import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -40,17 +43,21 @@ class ForkServer:
         }
         more = {"HF_HOME": str(home / "hf"), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         home.mkdir(parents=True, exist_ok=True)
-        self._helper = subprocess.Popen(
+        self._start = functools.partial(
+            subprocess.Popen,
             [sys.executable, "-I", "-c", program("fork_helper"), PROGRAMS, fresh.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**kept, **more, **environment},
             cwd=home.parent,
+            start_new_session=True,
         )
+        self._helper = self._start()
 
     def close(self) -> None:
-        self._helper.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._helper.pid, signal.SIGKILL)
         self._helper.communicate()
 
     def run(
@@ -80,7 +87,12 @@ class ForkServer:
         assert self._helper.stdin is not None
         assert self._helper.stdout is not None
         print(json.dumps(job), file=self._helper.stdin, flush=True)
-        status = int(self._helper.stdout.readline())
+        try:
+            status = int(self._helper.stdout.readline())
+        except BaseException:  # a time limit; the answer that comes later would be taken for the next job's
+            self.close()
+            self._helper = self._start()
+            raise
         return subprocess.CompletedProcess(code, status, *(path.read_text(encoding="utf-8") for path in said))
 
     def said(self, code: str, *arguments: object, folder: Path, **how: object) -> str:

@@ -365,7 +365,7 @@ def test_the_onnx_example_says_what_pytorch_says(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_the_recipes_for_8_bits_keep_the_vectors(tmp_path, monkeypatch):
-    """As docs/make-it-faster.md has them, with a real trained encoder. `make extra-tests EXTRAS=int8` has the tools."""
+    """As docs/quantization.md has them, with a real trained encoder. `make extra-tests EXTRAS=int8` has the tools."""
     openvino = pytest.importorskip("openvino")
     pytest.importorskip("nncf")
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -376,11 +376,11 @@ def test_the_recipes_for_8_bits_keep_the_vectors(tmp_path, monkeypatch):
     (tmp_path / "sample.txt").write_text("\n".join(texts[100:160]), encoding="utf-8")
     example = load("export_onnx")
     example.export(example.load("my-encoder"), "encoder.onnx")
-    page = (ROOT / "docs" / "make-it-faster.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
     recipes = [body for body in re.findall(r"```python\n(.*?)```", page, re.S) if "encoder-int8" in body]
     assert len(recipes) == 2
     for recipe in recipes:
-        exec(compile(recipe, "docs/make-it-faster.md", "exec"), {})
+        exec(compile(recipe, "docs/quantization.md", "exec"), {})
 
     tokenizer, model = AutoTokenizer.from_pretrained("my-encoder"), AutoModel.from_pretrained("my-encoder").eval()
     session = onnxruntime.InferenceSession("encoder-int8.onnx")

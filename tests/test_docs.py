@@ -340,6 +340,12 @@ def test_the_readme_is_short_and_its_commands_are_there(name):
     assert {"demo", "test"} <= named <= set(" ".join(targets).split())
 
 
+@pytest.mark.parametrize("index", PAIRS["index"], ids=["en", "zh"])
+def test_every_page_is_linked_from_the_first(index):
+    linked = {link.partition("#")[0] for link in LINK.findall(index.read_text(encoding="utf-8"))}
+    assert {path.name for path in index.parent.glob("*.md")} - {"index.md"} <= linked
+
+
 @pytest.mark.parametrize("page", PAIRS["troubleshooting"], ids=["en", "zh"])
 def test_each_error_that_is_explained_is_one_of_the_code_s(page):
     files = [*PACKAGE.rglob("*.py"), *(ROOT / "conversion").rglob("*.py")]
@@ -608,6 +614,19 @@ def test_every_block_of_a_page_with_outputs_runs_and_prints_what_stands_below_it
             assert page_outputs.settled(printed) == page_outputs.settled(output)
         assert page_outputs.statuses(printed) == page_outputs.statuses(output), printed
         assert bool(output.strip()) == bool(kind), "a block that shows an output is followed by it"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["make-it-faster"])
+def test_the_blocks_of_a_page_without_outputs_run(name, reader, tmp_path):
+    """Uncompiled: the page says that `compile=True` may be left out. `smol` is what the quickstart converts."""
+    page = tmp_path / f"{name}.md"
+    convert = f"```console\n$ blockformer convert {page_outputs.CHAT} smol\n```\n"
+    text = PAIRS[name][0].read_text(encoding="utf-8")
+    page.write_text(convert + text.replace("prepare_for_inference(compile=True) ", "prepare_for_inference() "), "utf-8")
+    converted, printed = reader(page)
+    assert "smol: a self-contained repo" in converted
+    assert "linear layers" in printed
 
 
 def test_durations_are_all_that_may_differ_in_an_output_and_statuses_nowhere():

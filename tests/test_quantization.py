@@ -6,6 +6,7 @@ skipped where it is absent: `pip install '.[quantization]'`.
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -301,6 +302,18 @@ def test_an_exported_repo_is_quantized_and_saved_where_blockformer_is_not(saved,
 
 
 @pytest.mark.slow
+def test_the_block_of_the_page_runs(saved, tmp_path, monkeypatch):
+    """That of docs/quantization.md, with a small model under the name that the page converts."""
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    blockformer.export_model(saved.ours, tmp_path / "qwen3")
+    monkeypatch.chdir(tmp_path)
+    page = (EXAMPLES.parent / "docs" / "quantization.md").read_text(encoding="utf-8")
+    (block,) = (body for body in re.findall(r"```python\n(.*?)```", page, re.S) if "TorchAoConfig" in body)
+    names = {}
+    exec(compile(block, "docs/quantization.md", "exec"), names)
+    assert torch.equal(*(logits_of(names[name]) for name in ("model", "again")))
+
+
 def test_the_comparison_of_the_example_runs(tmp_path):
     pytest.importorskip("torchao", reason="torchao is not installed")
     command = [sys.executable, EXAMPLES / "quantize.py", "--compare", "--tiny", "--rounds", "1"]

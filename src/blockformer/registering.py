@@ -246,7 +246,7 @@ def _check_state(path: Path, axis: str, value: str) -> None:
             _check_plan(path, model, BLOCKS[axis][value])
         fix = "make every tensor an nn.Parameter or a persistent buffer (self.register_buffer(name, tensor))"
         try:
-            # As `from_pretrained` loads a file; files themselves are the first process's alone where there are several.
+            # As `from_pretrained` loads a file; where there are several processes, only the first writes files.
             saved = load(save(model.state_dict()))
             again = BlockformerDecoderForCausalLM.from_pretrained(None, config=model.config, state_dict=saved).eval()
             found = again(ids).logits

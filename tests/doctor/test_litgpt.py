@@ -165,7 +165,7 @@ REFUSED = {
         "sliding_window_size is 4 in some layers",
     ),
     "text": ({"n_head": "4"}, "its model_config.yaml lacks 'n_head'"),
-    "base": ({"rope_base": "fast"}, "the settings in model_config.yaml are not those of litgpt: ValueError: could not"),
+    "base": ({"rope_base": "fast"}, "the settings in model_config.yaml do not belong to litgpt: ValueError: could not"),
     "size": ({"head_size": [8]}, "head_dim"),
     "eps": ({"norm_eps": "tiny"}, "rms_norm_eps"),
 }

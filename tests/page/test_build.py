@@ -210,7 +210,7 @@ def test_the_page_in_a_browser(window, folders, tmp_path):
             place,
         )
         assert f"Module: {box}" in window.run("return document.getElementById('panel').innerText")
-    assert "Not as in bert" in window.run("return document.getElementById('panel').innerText")
+    assert "Different from bert" in window.run("return document.getElementById('panel').innerText")
     # By the keyboard: to the first box, one further, open.
     window.run("document.querySelector('.box').focus()")
     window.press(chromium.TAB, chromium.ENTER)

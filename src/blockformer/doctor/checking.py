@@ -19,7 +19,7 @@ LARGEST_IN_16_BITS = 5e-2
 
 
 def compared_logits(folder: Path, path: str) -> str:
-    """Run the model in a folder and compare its logits. Returns what is said of them.
+    """Run the model in a folder and compare its logits. Returns a sentence on them for the report.
 
     Args:
         folder: has a whole checkpoint.

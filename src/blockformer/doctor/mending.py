@@ -109,7 +109,7 @@ def check_mendable(diagnosis: Diagnosis, done: str) -> None:
 
 
 def copy_side_files(found: Examination, folder: Path, choices: Options) -> list[str]:
-    """Copy tokenizer, generation settings, licence and notes as they are. Returns what is said of them."""
+    """Copy tokenizer, generation settings, licence and notes as they are. Returns sentences on them for the report."""
     checkpoint = found.checkpoint
     settings = None if found.code is None else found.code.settings_file(checkpoint)
     copied, left = [], []

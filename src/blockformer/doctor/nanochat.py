@@ -23,7 +23,7 @@ NAMES = {
     "mlp.c_proj": "mlp.down_proj",
 }
 EPSILON = 1.1920928955078125e-07
-"""What `torch.nn.functional.rms_norm` adds in float32 where nothing is said."""
+"""What `torch.nn.functional.rms_norm` adds in float32 by default."""
 LATER = {
     r"value_embeds\..*|.*\.ve_gate\..*": "value embeddings",
     r"resid_lambdas|x0_lambdas": "learned factors of the residual stream and of the embeddings in each layer",

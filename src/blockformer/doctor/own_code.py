@@ -131,7 +131,7 @@ class OwnCode:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConversionError(
-                f"the settings in {self.key} are not those of {self.name}: {type(error).__name__}: {error}"
+                f"the settings in {self.key} do not belong to {self.name}: {type(error).__name__}: {error}"
             ) from error
 
     def settings_file(self, checkpoint: Checkpoint) -> Path | None:

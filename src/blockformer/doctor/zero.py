@@ -201,12 +201,12 @@ def _of_stages_1_and_2(parts: Sequence[_Part], model: _Model) -> Iterator[tuple[
     vectors = [part.vectors("single_partition_of_fp32_groups") for part in parts]
     paddings = parts[0].state.get("param_alignment_paddings")
     if {len(each) for each in vectors} != {len(model.groups)}:
-        raise _refused(model.path, "its groups are not those of the optimizer")
+        raise _refused(model.path, "its groups differ from the optimizer's")
     for index, shapes in enumerate(model.groups):
         own = [each[index] for each in vectors]
         between = [0] * len(shapes) if paddings is None else list(paddings[index])
         if len(between) != len(shapes) or not all(type(each) is int and each >= 0 for each in between):
-            raise _refused(model.path, "its paddings are not those of its parameters")
+            raise _refused(model.path, "its paddings differ from its parameters'")
         offset = 0
         for (name, shape), padding in zip(shapes.items(), between, strict=True):
             count = math.prod(shape)
@@ -253,7 +253,7 @@ def _flat(name: str, shape: tuple[int, ...], pieces: Sequence[TensorInfo]) -> Fl
 
 
 def _whole(name: str, info: TensorInfo, wide: torch.dtype | None = None) -> Flat:
-    """A tensor of one piece; numbers in 16 bits become `wide`, where that is said."""
+    """A tensor of one piece; numbers in 16 bits become `wide`, if that is set."""
     dtype = wide if wide is not None and info.dtype.is_floating_point else info.dtype
     nbytes = math.prod(info.shape) * dtype.itemsize
     return Flat(TensorInfo(name, dtype, info.shape, info.file, nbytes), (info,))

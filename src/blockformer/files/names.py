@@ -42,7 +42,7 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_p
 MODULES = "modules.json"
 """The file that names the modules of a repo of sentence-transformers, and their folders."""
 ROUTER = "router_config.json"
-"""The settings of a Router, a module of other modules. Their names are those of folders next to it."""
+"""The settings of a Router, a module of other modules. They are named after folders next to it."""
 SETTINGS = "config_sentence_transformers.json"
 """The settings of sentence-transformers itself."""
 BODIES = tuple(

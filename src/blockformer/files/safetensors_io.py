@@ -55,7 +55,7 @@ MAX_RANK = 64
 PART = 1 << 20
 """Bytes read, checked and written together: they fit the processor's cache."""
 WINDOW = 32 << 20
-"""Bytes after which the system is told to start writing to disk."""
+"""Bytes after which the system starts writing to disk."""
 
 
 class HasHeader(Protocol):

@@ -64,7 +64,7 @@ class Run:
 
     @property
     def group(self) -> str:
-        """The runs of one group differ by their seeds alone."""
+        """The runs of one group differ only in their seeds."""
         return self.variant.name if self.width is None else f"{self.variant.name}-width{self.width}"
 
     @property
@@ -99,7 +99,7 @@ class Experiment:
     tokens: dict[str, Any] = field(default_factory=lambda: {"eos_token_id": 0, "pad_token_id": 1})
 
     def config(self, settings: dict[str, Any], width: int | None = None) -> BlockformerDecoderConfig:
-        """The base with other settings, without those of its own that make no sense beside them.
+        """The base with other settings. Settings of the base that make no sense with them are left out.
 
         At another width its inner width and its heads are in proportion.
         """

@@ -77,7 +77,7 @@ def train(
 ) -> dict[str, Any]:
     """Train a run, from its last checkpoint if there is one, and score it on all of the held-out text.
 
-    Weights, order of the data and everything else random come from the seed alone. What is held out is the same for
+    Weights, order of the data and everything else random come only from the seed. What is held out is the same for
     all runs.
 
     Args:
@@ -189,12 +189,12 @@ def _forget_peak() -> None:
     """Start measuring the peak anew, where the system can."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(OSError):  # Linux alone has it
+    with contextlib.suppress(OSError):  # only Linux has it
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak_memory() -> int | None:
-    """Bytes: of the GPU's memory, else of this process; None where neither is known for one run alone."""
+    """Bytes: of the GPU's memory, else of this process; None where neither is known for a single run."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     with contextlib.suppress(OSError):

@@ -119,12 +119,12 @@ def draw_differences(groups: list[Group]) -> str | None:
     if not shown:
         return None
     left = 24 + max(words_width(name, 12) for name, _ in shown)
-    canvas = Canvas(math.ceil(left + 560), 84 + 26 * len(shown), "Bits per byte of each config less those of the base")
+    canvas = Canvas(math.ceil(left + 560), 84 + 26 * len(shown), "Bits per byte of each config minus the base's")
     ends = [0.0]
     for _, (estimate, margin) in shown:
         ends += [estimate - (margin or 0), estimate + (margin or 0)]
     frame = Frame(canvas, left, 34, 390, 26 * len(shown), _range(ends), (0, len(shown)))
-    words = f"bits per byte less the base's, with {CONFIDENCE:.0%} interval; left is better"
+    words = f"bits per byte minus the base's, with {CONFIDENCE:.0%} interval; left is better"
     frame.draw(ticks(*frame.across), (), words)
     frame.curve([(0, 0), (0, len(shown))], INK, 1.4)
     for index, (name, interval) in enumerate(shown):
@@ -172,11 +172,12 @@ def draw_curves(groups: list[Group]) -> str | None:
             name = group.name.partition("=")[2] if "=" in group.first["variant"] else group.name
             lines.append((name, group.rows, color))
         for place, (name, rows, color) in enumerate(lines):
+            is_dashed = place > len(COLORS)  # its color is another line's
             if len(curve(rows)) > 1:
                 frame.band(curve(rows, min), curve(rows, max), color)
-                frame.curve(curve(rows), color)
+                frame.curve(curve(rows), color, dashed=is_dashed)
             level = y + 168 + 52 + 18 * place
-            canvas.line([(x, level), (x + 22, level)], color, 3)
+            canvas.line([(x, level), (x + 22, level)], color, 3, is_dashed)
             canvas.text(x + 30, level, name, 12, "start")
     return canvas.finish()
 

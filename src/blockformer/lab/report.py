@@ -1,4 +1,4 @@
-"""What comes of an experiment, from its rows alone: table, plots, page."""
+"""The results of an experiment, made only from its rows: table, plots, page."""
 
 from __future__ import annotations
 

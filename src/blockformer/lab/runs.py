@@ -109,7 +109,7 @@ def _row(path: Path, text: str, fix: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _alone(scratch: Path, is_sharded: bool) -> Iterator[bool]:
-    """Whether this process alone trains a run; the lock ends with the process, however that ends."""
+    """Whether this process holds the lock of a run. The lock ends with the process, however that ends."""
     scratch.mkdir(parents=True, exist_ok=True)
     with open(scratch / "lock", "w") as lock:
         try:

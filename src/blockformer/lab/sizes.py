@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of a config, and the inner width at which it has those of another."""
+"""Parameters and FLOPs of a config, and the inner width at which they equal another config's."""
 
 from __future__ import annotations
 

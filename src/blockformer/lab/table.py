@@ -1,4 +1,4 @@
-"""Rows put together: each config's mean and spread over its seeds, beside the base, as a Markdown table."""
+"""Rows put together: each config's mean and spread over its seeds, compared with the base, as a Markdown table."""
 
 from __future__ import annotations
 

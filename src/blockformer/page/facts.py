@@ -35,7 +35,7 @@ class Facts:
         self.model: Any = on_paper(config)
         self.parts: Anatomy = anatomy(self.model)
         self.dtype, self.size = element_size(config)
-        # 4-bit weights query the device's autocast, which "meta" lacks: their products count as those of plain ones.
+        # 4-bit weights query the device's autocast, which "meta" lacks: their matmuls count like plain ones.
         runs = self.model if getattr(config, "linear_bits", None) is None else on_paper(_with_plain_weights(config))
         self.text, self.step = dry_run(runs, self.length, self.target)
 
@@ -119,7 +119,7 @@ class Facts:
             token = sum(self.step.flops.values())
             rows.append(["FLOPs for a token", short(token), f"{token:,} with {self.target:,} tokens in the cache"])
         rows.append(
-            ["FLOPs for a text", short(flops), f"{flops:,} for {self.text_length}, 2 for a multiplication and its sum"]
+            ["FLOPs for a text", short(flops), f"{flops:,} for {self.text_length}, 2 for a multiplication and addition"]
         )
         if self.step is not None:
             cache = cached_numbers(self.model) * self.size

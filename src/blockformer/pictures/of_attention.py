@@ -97,12 +97,12 @@ def grouped_heads() -> str:
 
 def cache() -> str:
     """The same triangle of scores: at once in training, a row at a time in use."""
-    canvas = Canvas(960, 450, "Training reads all positions at once, inference one token a step with a cache")
+    canvas = Canvas(960, 450, "Training reads all positions at once, inference one token per step, with a cache")
     read, write = ["<s>", "ich", "mag", "grünen", "Tee"], ["ich", "mag", "grünen", "Tee", "</s>"]
     cell, y = 46, 128
     for x, title, below in (
         (95, "training: all positions at once", "one forward pass, labels known"),
-        (590, "inference: one token a step", "keys and values of earlier tokens are kept"),
+        (590, "inference: one token per step", "keys and values of earlier tokens are kept"),
     ):
         canvas.text(x + 2.5 * cell + 25, 28, title, 15, bold=True)
         canvas.text(x + 2.5 * cell + 25, 50, below, 12, fill=GREY)
@@ -134,5 +134,5 @@ def cache() -> str:
     ):
         canvas.rect(x, 388, 18, 18, fill, None, rx=3)
         canvas.text(x + 26, 397, words, 12, "start")
-    canvas.text(480, 430, "Both give the same logits: what a token looks at is the same in both.", 13)
+    canvas.text(480, 430, "Both compute the same logits, because each token attends to the same tokens.", 13)
     return canvas.finish()

@@ -77,7 +77,7 @@ def transformer() -> str:
     canvas.arrow((485, cross_top + 36), (right, cross_top + 36))
     canvas.text(540, cross_top + 8, "K", 12, bold=True)
     canvas.text(540, cross_top + 48, "V", 12, bold=True)
-    canvas.text(mid_right + 12, cross_top + cross + 9, "Q", 12, "start", bold=True)
+    canvas.text(mid_right - 12, cross_top + cross + 12, "Q", 12, "end", bold=True)
     canvas.text(mid_left + 12, turn - 12, "encoder_hidden_states [B, S, C]", 11.5, "start", mono=True, fill=GREY)
 
     for x, middle, name, code in (

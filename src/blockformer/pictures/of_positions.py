@@ -62,10 +62,10 @@ def sinusoids() -> str:
 
 def rotations() -> str:
     """Pairs of entries as hands of clocks: three steps further is the same turn wherever one starts."""
-    canvas = Canvas(900, 300, "Each pair of entries turns at a speed of its own")
+    canvas = Canvas(900, 310, "Each pair of entries turns at its own speed")
     vectors = _sinusoids(64, 16)
     for index, pair in enumerate((0, 2, 4, 6)):
-        x, y, radius = 120 + 220 * index, 150, 78
+        x, y, radius = 120 + 220 * index, 164, 78
         theta = 10000 ** (-2 * pair / 64)
         canvas.text(x, 26, f"entries {2 * pair} and {2 * pair + 1}", 13, bold=True)
         canvas.text(x, 46, f"θ = {theta:.3g}", 12, fill=GREY)
@@ -93,7 +93,7 @@ def rotations() -> str:
                 canvas.text(px, py, str(position), 11)
                 last = (px, py)
     canvas.text(
-        450, 280, "blue: from position 0 to 3; orange: from 4 to 7. In each clock both turn by the same angle.", 13
+        450, 292, "blue: from position 0 to 3; orange: from 4 to 7. In each clock both turn by the same angle.", 13
     )
     return canvas.finish()
 

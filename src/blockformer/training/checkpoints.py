@@ -71,7 +71,7 @@ def _problem_of_state(folder: Path, step: int) -> str | None:
 
 
 def _check_names(folder: Path) -> None:
-    """Refuse whole weights of one of our classes whose names are not those of the class today."""
+    """Refuse complete weights of one of our classes whose names differ from today's class."""
     try:
         with Checkpoint(folder) as checkpoint:
             names, config = {info.name for info in checkpoint.tensors.values()}, checkpoint.config

@@ -120,7 +120,7 @@ def _scales(config, base) -> dict[str, float | None]:
 
 
 def _matrices(model: nn.Module, base) -> dict[nn.Parameter, _Matrix]:
-    with torch.device("meta"):  # shapes alone
+    with torch.device("meta"):  # only shapes
         narrow = type(model)(copy.deepcopy(base))
     twins, found = dict(narrow.named_modules()), {}
     for path, module in model.named_modules():

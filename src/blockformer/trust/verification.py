@@ -328,7 +328,7 @@ def _check_template(name: str, text: str, found: Verification) -> None:
 
 
 def _check_weights(folder: Path, config: dict[str, Any], found: Verification) -> None:
-    """Names and shapes of the weights are those of the class that the config names."""
+    """Names and shapes of the weights match the class that the config names."""
     if found.to_read:
         found.weights_compared = False
         found.notes.append("names and shapes of weights are not compared: blocks that are not registered have some")

@@ -70,7 +70,7 @@ function facts(box) {
   const rows = [["parameters", exact(box.parameters), short(box.parameters * Math.max(count, 1))], ["memory", inBytes(box.bytes), inBytes(box.bytes * Math.max(count, 1))]];
   if (data.shared && count) for (const row of rows) row[2] = `${row[1]}, shared`;
   rows.push([`FLOPs for ${data.words}`, short(box.flops), short(box.flops * Math.max(count, 1))]);
-  if ("stepFlops" in box) rows.push(["FLOPs for a token more", short(box.stepFlops), short(box.stepFlops * Math.max(count, 1))]);
+  if ("stepFlops" in box) rows.push(["FLOPs for one more token", short(box.stepFlops), short(box.stepFlops * Math.max(count, 1))]);
   if ("cache" in box) rows.push([`cache for a ${box.role.endsWith("cross_attn") ? "source token" : "token"}`, inBytes(box.cache), inBytes(box.cache * Math.max(count, 1))]);
   if ("state" in box) rows.push(["state for a text", inBytes(box.state), inBytes(box.state * Math.max(count, 1))]);
   return count > 1 ? table(["", "a layer", `all ${count} of this kind`], rows, { class: "numbers" }) : table([], rows.map((row) => row.slice(0, 2)), { class: "numbers" });
@@ -90,7 +90,7 @@ function openBox(path, moves = true) {
     make("p", {}, "Code: ", make("code", {}, box.code), make("br"), "Module: ", make("code", {}, box.path)),
   );
   const different = data.beside ? data.beside.boxes[box.path] : undefined;
-  if (different) panel.append(make("div", { class: "different" }, make("strong", {}, `Not as in ${data.beside.name}`), ...different.map((words) => make("p", {}, words))));
+  if (different) panel.append(make("div", { class: "different" }, make("strong", {}, `Different from ${data.beside.name}`), ...different.map((words) => make("p", {}, words))));
   panel.append(make("h4", {}, "Weights, memory, operations"), facts(box));
   panel.append(make("h4", {}, `Shapes for ${data.words}`), table(["", "reads", "writes"], box.shapes.map(([name, read, wrote]) => [make("code", {}, name || "the box"), read, wrote]), { class: "numbers" }));
   const isOff = ([, value]) => ["None", "False", "0"].includes(value);
@@ -131,10 +131,10 @@ function showFigures() {
 function showBeside() {
   if (!data.beside) return;
   find("beside").hidden = false;
-  find("beside-heading").textContent = `What is not as in ${data.beside.name}`;
-  find("beside-hint").textContent = `The sign \u2260 marks a box that is built in another way than in ${data.beside.name}.`;
+  find("beside-heading").textContent = `Differences from ${data.beside.name}`;
+  find("beside-hint").textContent = `The sign \u2260 marks a box that is built differently in ${data.beside.name}.`;
   const rows = data.beside.rows.map(([title, words]) => [make("strong", {}, title), words]);
-  find("beside-rows").append(rows.length ? table(["box", "difference"], rows) : make("p", {}, "Nothing but sizes: every box is built alike."));
+  find("beside-rows").append(rows.length ? table(["box", "difference"], rows) : make("p", {}, "Only sizes differ: every box is built the same way."));
   if (data.beside.missing.length) find("beside-rows").append(make("p", {}, `Boxes of ${data.beside.name} that are not here: ${data.beside.missing.join(", ")}.`));
   if (data.beside.sizes.length) find("beside-rows").append(make("h3", {}, "Sizes"), table(["field", "here", data.beside.name], data.beside.sizes.map(([name, ours, theirs]) => [make("code", {}, name), ours, theirs])));
 }

@@ -109,7 +109,7 @@ function showAttention(group, bytes) {
 
 async function showMaps() {
   const buttons = told.maps.map((group) => make("button", { type: "button", on: { click: () => show(group) } }, group.name));
-  find("attention").append(make("h3", {}, "Attention"), make("p", { class: "hint" }, "A row is a token that looks, a column one that is looked at. Point at a map or move with the arrow keys; point at the large one for a number."));
+  find("attention").append(make("h3", {}, "Attention"), make("p", { class: "hint" }, "Each row is a token that attends, each column a token that it attends to. Point at a map or move with the arrow keys; point at the large one for a number."));
   if (buttons.length > 1) find("attention").append(make("div", { class: "kinds" }, ...buttons));
   find("attention").append(make("div", { id: "maps" }));
   async function show(group) {
