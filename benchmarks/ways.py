@@ -22,15 +22,6 @@ Work = Callable[..., list[float]]
 """Does a piece of work with a model; seconds of each of its equal parts."""
 
 
-WAYS = {
-    measure.PACKED: (torch.bfloat16, torch.float32),
-    measure.IN_PARTS: (torch.float32,),
-    measure.ONEDNN: (torch.float32,),
-    measure.WIDENED: (torch.bfloat16,),
-}
-"""Each fast way to multiply and the dtypes that have it."""
-
-
 @contextlib.contextmanager
 def without_way(way: str) -> Iterator[None]:
     """While it lasts, models are prepared, and run, without a way."""
@@ -55,9 +46,7 @@ def rows(size: Size, dtypes, console: Console) -> Iterator[workloads.Row]:
 
 def _measured(model, name: str, works: dict[str, tuple], size: Size, console: Console) -> Iterator[workloads.Row]:
     dtype, base = model.dtype, copy.deepcopy(model).prepare_for_inference()
-    for way, dtypes in WAYS.items():
-        if dtype not in dtypes or not measure.is_faster(way, dtype):
-            continue
+    for way in [way for (way, its_dtype), is_faster in measure.FASTER_HERE.items() if is_faster and its_dtype is dtype]:
         with console.status(f"{name}, {dtype}, without {way}"):
             with without_way(way):
                 other = copy.deepcopy(model).prepare_for_inference()
