@@ -99,7 +99,6 @@ def _in_four_bits(config, official) -> tuple[torch.nn.Module, dict[str, torch.Te
 
     Q4_0 rounds these to themselves: the same integers and scales on both sides.
     """
-    from blockformer.engine.four_bits import pack
     from blockformer.model.awq_linear import QuantizedLinear
 
     low = {**config.to_dict(), "linear_bits": 4, "linear_group_size": GROUP}
@@ -111,9 +110,9 @@ def _in_four_bits(config, official) -> tuple[torch.nn.Module, dict[str, torch.Te
             numbers, scales = round_weight(weights[f"{name}.weight"])
             weights[f"{name}.weight"] = ((numbers - 8) * scales[..., None].float()).flatten(1)
             del state[f"{name}.weight"]
-            state[f"{name}.qweight"] = pack(numbers.flatten(1).t())
+            state[f"{name}.qweight"] = workloads.pack(numbers.flatten(1).t())
             state[f"{name}.scales"] = scales.t().contiguous()
-            state[f"{name}.qzeros"] = pack(torch.full_like(scales.t(), 8))
+            state[f"{name}.qzeros"] = workloads.pack(torch.full_like(scales.t(), 8))
     ours.load_state_dict({workloads.our_name(name): tensor for name, tensor in state.items()})
     return ours, weights
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch.nn import functional as F
 from transformers.cache_utils import DynamicLayer
 
-from blockformer.engine import four_bits, growing_cache, linear, onednn, packed
+from blockformer.engine import growing_cache, linear, low_bits, packed
 from blockformer.model.awq_linear import QuantizedLinear
 
 STEPS = (0.25, 0.5, 1, 2, 4)
@@ -38,15 +38,15 @@ def by_onednn(work: int) -> Pair:
     """So many float32 multiplications: 32 rows and a square weight."""
     size = max(16, int((work / 32) ** 0.5))
     states, weight = torch.randn(32, size), torch.randn(size, size)
-    return _each([weight], lambda each: onednn.product(states, each), lambda each: F.linear(states, each))
+    return _each([weight], lambda each: linear.by_onednn(states, each), lambda each: F.linear(states, each))
 
 
 def by_packed(weights: int) -> Pair:
     """8 float32 rows times a square weight of so many numbers."""
     size = int(weights**0.5)
     states, held = torch.randn(8, size), [torch.randn(size, size) for _ in range(max(1, (1 << 23) // weights))]
-    pairs = [(each, onednn.packed(each)) for each in held]
-    return _each(pairs, lambda pair: onednn.product(states, pair[1]), lambda pair: F.linear(states, pair[0]))
+    pairs = [(each, linear.packed(each)) for each in held]
+    return _each(pairs, lambda pair: linear.by_onednn(states, pair[1]), lambda pair: F.linear(states, pair[0]))
 
 
 def by_float32(rows: int) -> Pair:
@@ -56,10 +56,11 @@ def by_float32(rows: int) -> Pair:
 
 
 def by_four_bits(rows: int) -> Pair:
-    """So many float32 rows times 1,024 x 1,024 weights of 4 bits: PyTorch's matmul, or weights made for the call."""
+    """So many bfloat16 rows times 1,024 x 1,024 weights of 4 bits: PyTorch's matmul, or weights made for the call."""
     layer = QuantizedLinear(1024, 1024, False, 128)
-    copy, states = four_bits._Packed(layer), torch.randn(max(1, rows), 1024)
-    return _each([layer], lambda each: copy.product(states), lambda each: each.plain_product(states))
+    copy, states = low_bits._Packed(layer), torch.randn(max(1, rows), 1024).bfloat16()
+    copy.make()
+    return _each([layer], lambda each: copy.multiply(states), lambda each: each.plain_product(states))
 
 
 def in_buffers(elements: int) -> Pair:
@@ -87,7 +88,7 @@ THRESHOLDS: dict[str, tuple[int, Callable[[int], Pair]]] = {
     "linear._LEAST_WORK, multiplications": (linear._LEAST_WORK, by_onednn),
     "packed._LEAST_WEIGHTS[float32], weights": (packed._LEAST_WEIGHTS[torch.float32], by_packed),
     "linear._MANY_ROWS, rows": (linear._MANY_ROWS, by_float32),
-    "four_bits.MOST_PACKED_ROWS, rows": (four_bits.MOST_PACKED_ROWS, by_four_bits),
+    "low_bits.MOST_PACKED_ROWS, rows": (low_bits.MOST_PACKED_ROWS, by_four_bits),
     "growing_cache._FEW, elements": (growing_cache._FEW, in_buffers),
 }
 

@@ -9,7 +9,6 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import seq2seq
 import torch
@@ -17,48 +16,21 @@ import workloads
 from rich.console import Console
 from sizes import Size
 
-from blockformer.engine import attention, linear, onednn, packed, sequences
+from blockformer.engine import measure
 
 Work = Callable[..., list[float]]
 """Does a piece of work with a model; seconds of each of its equal parts."""
 
 
-@dataclass(frozen=True)
-class Way:
-    """A fast way.
-
-    Attributes:
-        switches: modules and the names of their functions that say whether the way is taken.
-        dtypes: in which it can be.
-    """
-
-    switches: tuple[tuple, ...]
-    dtypes: tuple[torch.dtype, ...]
-
-    @contextlib.contextmanager
-    def off(self) -> Iterator[None]:
-        """While it lasts, models are prepared, and run, without it."""
-        before = [(module, name, getattr(module, name)) for module, name in self.switches]
-        for module, name in self.switches:
-            setattr(module, name, lambda *given: False)
-        try:
-            yield
-        finally:
-            for module, name, switch in before:
-                setattr(module, name, switch)
-
-
-BOTH = (torch.bfloat16, torch.float32)
-WAYS = {
-    "packed weights": Way(((packed, "gains"),), BOTH),
-    "few rows in parts": Way(((linear, "is_quicker_in_parts"),), (torch.float32,)),
-    "oneDNN's product": Way(((onednn, "is_quicker_in_float32"),), (torch.float32,)),
-    "half precision by way of float32": Way(((linear, "is_quicker_widened"),), (torch.bfloat16,)),
-    "attention in blocks": Way(
-        ((attention, "can_attend_in_blocks"), (sequences, "can_attend_in_blocks")), (torch.bfloat16,)
-    ),
-    "heads of a key together": Way(((attention, "can_attend_grouped"),), BOTH),
-}
+@contextlib.contextmanager
+def without_way(way: str) -> Iterator[None]:
+    """While it lasts, models are prepared, and run, without a way."""
+    before = measure.FASTER_HERE
+    measure.FASTER_HERE = {each: is_faster and each[0] != way for each, is_faster in before.items()}
+    try:
+        yield
+    finally:
+        measure.FASTER_HERE = before
 
 
 def rows(size: Size, dtypes, console: Console) -> Iterator[workloads.Row]:
@@ -74,20 +46,18 @@ def rows(size: Size, dtypes, console: Console) -> Iterator[workloads.Row]:
 
 def _measured(model, name: str, works: dict[str, tuple], size: Size, console: Console) -> Iterator[workloads.Row]:
     dtype, base = model.dtype, copy.deepcopy(model).prepare_for_inference()
-    for title, way in WAYS.items():
-        if dtype not in way.dtypes:
-            continue
-        with console.status(f"{name}, {dtype}, without {title}"):
-            with way.off():
+    for way in [way for (way, its_dtype), is_faster in measure.FASTER_HERE.items() if is_faster and its_dtype is dtype]:
+        with console.status(f"{name}, {dtype}, without {way}"):
+            with without_way(way):
                 other = copy.deepcopy(model).prepare_for_inference()
             for work, (run, context, batch) in works.items():
 
                 def without(run=run, way=way, other=other) -> list[float]:
-                    with way.off():
+                    with without_way(way):
                         return run(other)
 
                 times = workloads.interleaved(lambda run=run: run(base), without, size.rounds)
-                yield workloads.make_row(name, work, dtype, context, batch, times, 0.0, peer=f"without {title}")
+                yield workloads.make_row(name, work, dtype, context, batch, times, 0.0, peer=f"without {way}")
 
 
 def _writing(shape: workloads.Shape, size: Size) -> dict[str, tuple]:

@@ -32,10 +32,9 @@ from transformers import (
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
-from blockformer.engine.four_bits import pack
 from blockformer.engine.linear import QuickLinear
 from blockformer.engine.packed import PackedLinear
-from blockformer.model.awq_linear import QuantizedLinear
+from blockformer.model.awq_linear import SHIFTS, QuantizedLinear
 
 
 @dataclass(frozen=True)
@@ -319,6 +318,13 @@ def compiled(pair) -> None:
     """Prepare ours for inference with compiled steps."""
     ours, _ = pair
     ours.prepare_for_inference(compile=True)
+
+
+def pack(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers from 0 to 15, [R, O] of any dtype -> AWQ's words, int32 [R, O / 8]."""
+    pairs = numbers.to(torch.int32).unflatten(-1, (-1, 4, 2))
+    shifts = torch.tensor(SHIFTS, dtype=torch.int32, device=numbers.device)
+    return ((pairs[..., 0] | (pairs[..., 1] << 16)) << shifts).sum(-1, dtype=torch.int32)
 
 
 @torch.no_grad()

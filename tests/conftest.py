@@ -25,7 +25,6 @@ os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1",
     TOKENIZERS_PARALLELISM="false",
     MPLBACKEND="Agg",
-    BLOCKFORMER_DECISIONS="",  # what is the fastest here; some tests give other answers, which no process must keep
 )
 os.environ.pop("HF_MODULES_CACHE", None)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported: a thread that spins takes a core
@@ -180,15 +179,11 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return
     import torch
 
-    from blockformer.engine import measure
-
     before, count = torch.get_num_threads(), request.config.getoption("--threads")
     monkeypatch.setenv("OMP_NUM_THREADS", str(count))
-    first, measure._first[:] = measure._first[:], [count]  # answers that a test has set are for these
     torch.set_num_threads(count)
     yield
     torch.set_num_threads(before)
-    measure._first[:] = first
 
 
 @pytest.fixture(scope="session")

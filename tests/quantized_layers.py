@@ -4,7 +4,7 @@ import pairs
 import torch
 from awq_layout import state_of, tensors
 
-from blockformer.engine.four_bits import PreparedQuantizedLinear
+from blockformer.engine.low_bits import PreparedQuantizedLinear
 from blockformer.model.awq_linear import QuantizedLinear
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -47,9 +47,3 @@ def prepared_pair(family="qwen3", **settings):
     """A prepared model with 4-bit weights and the plain one that they mean, both ours."""
     model, plain = pair(family, **settings)
     return model.prepare_for_inference(), plain
-
-
-def packed_bits_win() -> dict:
-    """Verdicts on a processor where PyTorch's 4-bit product is the fastest in every dtype."""
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    return {f"packed 4 bits, {dtype}": True for dtype in dtypes}

@@ -15,7 +15,7 @@ import torch
 from pairs import assert_close
 from rich.console import Console
 
-from blockformer.engine import accelerator
+from blockformer.engine import accelerator, measure
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("psutil")
@@ -83,18 +83,19 @@ def test_every_row_on_tiny_shapes(parts, processes, tmp_path):
         assert row["ratio_min"] == row["peer_min"] / row["ours_min"]
 
 
-def test_a_way_that_is_off_is_not_taken(benchmark):
+def test_a_way_that_is_off_is_not_taken(benchmark, monkeypatch):
     ways, sizes = benchmark("ways"), benchmark("sizes")
     works = {"prompt": (ways._reading(torch.ones(1, 8, dtype=torch.long)), 8, 1)}
-    for way in ways.WAYS.values():
-        before = [getattr(module, name) for module, name in way.switches]
-        with way.off():
-            assert not any(getattr(module, name)(None, None) for module, name in way.switches)
-        assert before == [getattr(module, name) for module, name in way.switches]
+    faster = {(way, torch.float32): True for way in (measure.IN_PARTS, measure.ONEDNN)}
+    faster |= {(measure.WIDENED, torch.bfloat16): True, (measure.PACKED, torch.float32): False}
+    monkeypatch.setattr(measure, "FASTER_HERE", faster)
+    with ways.without_way(measure.ONEDNN):
+        assert not measure.is_faster(measure.ONEDNN, torch.float32)
+        assert measure.is_faster(measure.IN_PARTS, torch.float32)
+    assert measure.FASTER_HERE is faster
     model = benchmark("workloads").make_pair(sizes.TINY.prefill, torch.float32)[0]
     rows = list(ways._measured(model, "Tiny", works, sizes.TINY, Console(quiet=True)))
-    in_float32 = {f"without {title}" for title, way in ways.WAYS.items() if torch.float32 in way.dtypes}
-    assert {row.peer for row in rows} == in_float32
+    assert {row.peer for row in rows} == {f"without {way}" for way in (measure.IN_PARTS, measure.ONEDNN)}
     assert all(row.ours_min > 0 and row.peer_min > 0 for row in rows)
 
 

@@ -16,9 +16,9 @@ from torch import nn
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
-from blockformer.engine import onednn
 from blockformer.engine.few_rows import MOST_ROWS, Rows
 from blockformer.engine.graphs import Prompt, Steps, room_for
+from blockformer.engine.linear import can_pack
 from blockformer.engine.step import uncompiled_field
 from blockformer.engine.step_functions import StepFunctions
 from blockformer.engine.step_layers import StepLayers
@@ -78,7 +78,7 @@ def test_every_way_gives_the_same_numbers_and_text(name, monkeypatch):
     assert_close(skipping(ids, attention_mask=mask, use_cache=False).logits[real], plain[real])
     pack_whatever_can_be(monkeypatch)
     prepared = copy.deepcopy(model).prepare_for_inference()
-    assert bool(packed_of(prepared)) == onednn.can_pack(torch.float32)
+    assert bool(packed_of(prepared)) == can_pack(torch.float32)
     assert_close(prepared(ids, attention_mask=mask).logits[real], plain[real])
     assert torch.equal(written(prepared, ids, mask), written(model, ids, mask))
     cache, parts = None, []
@@ -102,7 +102,7 @@ def test_in_bfloat16_a_prepared_model_is_as_near(name, monkeypatch):
     narrow = model.to(torch.bfloat16)
     errors = [(narrow(ids, attention_mask=mask).logits[real].float() - exact).abs().mean()]
     narrow.prepare_for_inference()
-    assert bool(packed_of(narrow)) == onednn.can_pack(torch.bfloat16)
+    assert bool(packed_of(narrow)) == can_pack(torch.bfloat16)
     errors.append((narrow(ids, attention_mask=mask).logits[real].float() - exact).abs().mean())
     assert errors[1] < 1.5 * errors[0]
 

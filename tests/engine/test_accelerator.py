@@ -499,7 +499,6 @@ def test_shared_keys_are_not_repeated_for_a_token(compile, monkeypatch):
     monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32,))
     monkeypatch.setattr(accelerator, "has_kernel_for_shared_keys", lambda device: True)
     plain, quick = make("qwen3", "ForCausalLM", compile, num_attention_heads=4, num_key_value_heads=2)
-    monkeypatch.setattr(attention, "can_attend_grouped", lambda *given: False)  # the CPU's way
     lengths, library_s = [], attention.plain
 
     def plainly(module, query, *given, **settings):

@@ -11,9 +11,9 @@ from written_scores import scores_of_two
 
 import blockformer
 from blockformer import preset
-from blockformer.engine.eight_bit_head import RoundedHead
+from blockformer.engine.copies import Following
 from blockformer.engine.few_rows import Rows
-from blockformer.engine.origin import Following
+from blockformer.engine.low_bits import RoundedHead
 
 LARGE_VOCABULARY = {**STRONG, "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 1003, "initializer_range": 0.3}
 

@@ -1,8 +1,6 @@
 """What a model says of how it runs, and what it logs where compiled code is of no use to a call."""
 
 import contextlib
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +12,7 @@ from transformers import BertConfig, BertModel
 
 import blockformer
 from blockformer import explain, preset, warm_up
-from blockformer.engine import fallbacks, measure, onednn
-from blockformer.engine.explain import _MEASURED
+from blockformer.engine import fallbacks, linear, measure
 
 
 @pytest.fixture
@@ -55,10 +52,9 @@ def test_a_model_as_loaded_says_what_would_make_it_faster():
 
 
 def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
-    if not onednn.can_pack(torch.bfloat16):
+    if not linear.can_pack(torch.bfloat16):
         pytest.skip("this PyTorch has no packed product of this dtype here")
     pack_whatever_can_be(monkeypatch)
-    monkeypatch.setitem(measure._verdicts, "widened, torch.bfloat16", False)
     model = make(tie_word_embeddings=True).bfloat16().prepare_for_inference()
     found = [part for part in explain(model).parts if "linear layer" in part.name]
     assert [part.name.split(",")[0] for part in found] == [
@@ -72,30 +68,18 @@ def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
     assert not any("other weights since" in part.reason for part in explain(model).parts)
     assert "tied to an embedding" in found[0].reason
     assert "packed" in found[1].way
-    assert explain(model).decisions["a packed weight in bfloat16"] is True
+    assert explain(model).matmuls["packed weights (bfloat16)"] is True
 
 
-def test_questions_are_said_in_words(monkeypatch):
-    words = {
-        "onednn": "oneDNN's matmul",
-        "in parts, rows: 1": "a matmul in parts, rows: 1",
-        "in parts, rows: 4": "a matmul in parts, rows: 4",
-        "packed, torch.float32": "a packed weight in float32",
-        "widened, torch.float16": "a matmul by way of float32 in float16",
-        "packed 4 bits, torch.bfloat16": "PyTorch's 4-bit matmul in bfloat16",
-        "attention in blocks": "attention in blocks",
-    }
-    monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(words, True))
+def test_the_matmuls_of_this_processor_are_named(monkeypatch):
+    monkeypatch.setattr(
+        measure, "FASTER_HERE", {(measure.IN_PARTS, torch.float32): True, (measure.PACKED, torch.float32): False}
+    )
     explanation = explain(make())
-    assert list(explanation.decisions) == list(words.values())
-    assert "a matmul in parts, rows: 1: faster here" in str(explanation)
-
-
-def test_each_question_has_words():
-    """Of the questions in the engine's sources, so that a new one is not forgotten."""
-    sources = [file.read_text() for file in Path(measure.__file__).parent.glob("*.py")]
-    asked = {kind for text in sources for kind in re.findall(r"(?:is_measured\(|question = )\(?f?\"([\w ]+)", text)}
-    assert asked == set(_MEASURED)
+    assert explanation.matmuls == {"few rows in parts (float32)": True, "packed weights (float32)": False}
+    assert str(explanation).endswith("few rows in parts (float32)")
+    monkeypatch.setattr(measure, "FASTER_HERE", {})
+    assert str(explain(make())).endswith("PyTorch's matmul")
 
 
 def test_the_text_is_a_table():

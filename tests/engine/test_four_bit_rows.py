@@ -7,7 +7,7 @@ import torch
 from quantized_layers import layer_of, low_of, pair
 
 from blockformer.engine.few_rows import MOST_ROWS, Rows
-from blockformer.engine.four_bit_rows import OrderedLinear
+from blockformer.engine.low_bits import OrderedLinear
 from blockformer.model.awq_linear import QuantizedLinear
 
 

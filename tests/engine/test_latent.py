@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
-from blockformer.engine.latent import PreparedLatentAttention
+from blockformer.engine.attention import PreparedLatentAttention
 from blockformer.engine.packed import PackedLinear
 from blockformer.model.latent_attention import LatentAttention
 

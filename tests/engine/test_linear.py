@@ -1,16 +1,15 @@
-"""The product of few rows in parts: the right one, asked about where it may gain."""
+"""The matmul of few rows in parts, and which matmul is taken on which processor."""
 
 import pytest
 import torch
+from packed_layers import faster_here
 from torch import nn
 from torch.nn import functional as F
 
-from blockformer.engine import linear, measure, onednn
+from blockformer.engine import linear, measure
+from blockformer.engine.measure import IN_PARTS, ONEDNN, PACKED, WIDENED
 
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch):
-    monkeypatch.setattr(measure, "_verdicts", {})
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -23,41 +22,39 @@ def test_the_product_is_the_plain_one(shape, outputs, bias):
     found.view(-1)
 
 
-def test_a_wrong_product_is_never_quicker(monkeypatch):
-    for module, name in ((linear, "in_parts"), (onednn, "product")):
-        monkeypatch.setattr(module, name, lambda states, weight: F.linear(states, weight).roll(64, -1))
-    for rows in (1, 3):
-        assert not linear.is_quicker_in_parts(rows, 1 << 22)
-    assert not onednn.is_quicker_in_float32()
-
-
-def test_few_rows_are_asked_about_once_whatever_the_size():
-    for rows, weights in ((1, 1 << 18), (1, 1 << 22), (2, 1 << 18), (4, 1 << 22), (5, 1 << 22), (1, 1 << 8)):
-        linear.is_quicker_in_parts(rows, weights)
-    assert measure.verdicts().keys() == {"in parts, rows: 1", "in parts, rows: 4"}
-
-
-@pytest.mark.parametrize("quicker", [{"in parts"}, {"onednn"}, {"in parts", "onednn"}, set()])
+@pytest.mark.parametrize("faster", [{measure.IN_PARTS}, {measure.ONEDNN}, {measure.IN_PARTS, measure.ONEDNN}, set()])
 @torch.no_grad()
-def test_each_number_of_rows_has_its_product(quicker, monkeypatch):
+def test_each_number_of_rows_has_its_matmul(faster, monkeypatch):
     """Few rows in parts, and many by oneDNN's: where that is faster."""
-    asked = []
-
-    def answered(question, measure):
-        asked.append(question)
-        return question.partition(",")[0] in quicker
-
-    for module in (linear, onednn):
-        monkeypatch.setattr(module, "is_measured", answered)
+    faster_here(monkeypatch, *((way, torch.float32) for way in faster))
     layer, small = nn.Linear(256, 1024), nn.Linear(64, 64)
     for each in (layer, small):
         each.__class__ = linear.QuickLinear
-    few = linear.in_parts if "in parts" in quicker else None
+    few = linear.in_parts if measure.IN_PARTS in faster else None
     for rows in (1, 4):
-        assert layer._product(torch.ones(rows, 256)) is few
-    assert layer._product(torch.ones(100, 256)) is (onednn.product if "onednn" in quicker else None)
-    assert layer._product(torch.ones(5, 256)) is None  # too little work
-    asked.clear()
-    monkeypatch.setattr(linear, "can_multiply", lambda *_: pytest.fail("asked about a small product"))
+        assert layer._matmul(torch.ones(rows, 256)) is few
+    assert layer._matmul(torch.ones(100, 256)) is (linear.by_onednn if measure.ONEDNN in faster else None)
+    assert layer._matmul(torch.ones(5, 256)) is None  # too little work
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert layer._matmul(torch.ones(1, 256)) is None
+    monkeypatch.setattr(linear, "can_multiply", lambda *_: pytest.fail("asked about a small matmul"))
     assert torch.equal(small(torch.ones(1, 64)), F.linear(torch.ones(1, 64), small.weight, small.bias))
-    assert not asked
+
+
+AMD, INTEL, OTHER = "vendor_id : AuthenticAMD\nflags : avx2", "vendor_id : GenuineIntel\nflags : avx512_fp16", ""
+
+
+@pytest.mark.parametrize(("processor", "instructions", "faster"), [
+    (AMD, "AVX512", {(IN_PARTS, F32), (ONEDNN, F32), (PACKED, F32), (PACKED, BF16), (WIDENED, F16)}),
+    (AMD, "AVX2", {(IN_PARTS, F32), (ONEDNN, F32), (PACKED, F32), (WIDENED, F16), (WIDENED, BF16)}),
+    (INTEL, "AVX512", {(PACKED, F32), (PACKED, BF16)}),
+    (INTEL, "AVX2", {(WIDENED, F16), (WIDENED, BF16)}),
+    (OTHER, "DEFAULT", set()),
+])  # fmt: skip
+def test_what_is_faster_on_a_processor(processor, instructions, faster, monkeypatch):
+    monkeypatch.setattr(measure.Path, "read_text", lambda path: processor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
+    assert {way for way, answer in measure._faster_here().items() if answer} == faster
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    by_onednn = {way for way in faster if way[0] in (ONEDNN, PACKED)}
+    assert {way for way, answer in measure._faster_here().items() if answer} == faster - by_onednn

@@ -5,16 +5,14 @@ import io
 import itertools
 import multiprocessing
 import pickle
-import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 
 import accelerate
 import numpy as np
 import pytest
 import torch
-from packed_layers import pack_whatever_can_be, packed_layer, packed_of
+from packed_layers import faster_here, pack_whatever_can_be, packed_layer, packed_of
 from pairs import assert_as_exact, assert_close, in_float64, largest, token_ids
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -23,7 +21,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
 import blockformer
-from blockformer.engine import measure, onednn, packed
+from blockformer.engine import linear, measure, packed
 from blockformer.engine.packed import PackedLinear, PackedWeight
 
 SIZES = {**TINY, "vocab_size": 101}
@@ -38,7 +36,7 @@ def quicker(request, monkeypatch):
     """Packing judged the quicker way, whatever this machine says of it."""
     given = getattr(request.node, "callspec", None)
     dtype = torch.bfloat16 if given is None else given.params.get("dtype", torch.bfloat16)
-    if not onednn.can_pack(dtype):
+    if not linear.can_pack(dtype):
         pytest.skip(f"this PyTorch has no packed product of {dtype} here")
     pack_whatever_can_be(monkeypatch)
 
@@ -478,14 +476,14 @@ def test_what_is_left_as_it_is(monkeypatch):
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not packed_of(make().prepare_for_inference())
     monkeypatch.delenv("BLOCKFORMER_FAST")
-    monkeypatch.setattr(measure, "_verdicts", {"packed, torch.bfloat16": False})
+    faster_here(monkeypatch)
     assert not packed_of(make().prepare_for_inference())
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 1 << 14), (torch.float32, 1 << 16)], ids=str)
 def test_small_layers_stay_plain(dtype, least, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(measure, "_verdicts", {f"packed, {dtype}": True, "onednn": False})
+    faster_here(monkeypatch, (measure.PACKED, dtype))
     monkeypatch.setattr(packed, "_writes_one_text", lambda model: False)
     model = make(dtype=dtype, hidden_size=128, intermediate_size=least // 128, tie_word_embeddings=True)
     found = packed_of(model.prepare_for_inference())
@@ -527,13 +525,10 @@ def test_gradients_and_vmap_are_those_of_the_plain_layer(dtype):
     ids=str,
 )
 @torch.no_grad()
-def test_under_autocast(dtype, lower, monkeypatch):
-    monkeypatch.setattr(measure, "_verdicts", {})
+def test_under_autocast(dtype, lower):
     model, plain = make(dtype=dtype), make(dtype=dtype)
     ids = torch.randint(2, 101, (1, 4))
     with torch.autocast("cpu", lower):
-        model.prepare_for_inference()  # measures
-        monkeypatch.setattr(measure, "_verdicts", {f"packed, {dtype}": True})
         model.prepare_for_inference()
         found, expected = model(ids).logits, plain(ids).logits
     assert packed_of(model)
@@ -587,40 +582,6 @@ def test_a_packed_vocabulary_is_resized():
     assert torch.equal(model.lm_head.weight[:101], plain.lm_head.weight[:101])
     assert model.lm_head.weight.shape == (110, 32)
     assert packed_of(model)  # the others
-
-
-def test_where_nothing_is_to_be_packed_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(measure, "_verdicts", {})
-    assert packed.pack_weights(make(dtype=torch.float16)) == 0
-    assert measure._verdicts == {}
-
-
-def test_without_the_private_op_nothing_is_packed(monkeypatch):
-    def missing(*_):
-        raise AttributeError("no such op")
-
-    for name, dtype in itertools.product(("packed", "product"), DTYPES):
-        monkeypatch.undo()
-        monkeypatch.setattr(onednn, name, missing)
-        monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(DTYPES, 0))
-        monkeypatch.setattr(measure, "_verdicts", {"onednn": False})
-        assert packed.pack_weights(make("bert", dtype=dtype)) == 0
-        assert measure._verdicts == {"onednn": False, f"packed, {dtype}": False}
-
-
-def test_threads_measure_once(monkeypatch):
-    seen = []
-
-    def verdict(dtype):
-        seen.append(dtype)
-        time.sleep(0.05)
-        return True
-
-    monkeypatch.setattr(measure, "_verdicts", {})
-    monkeypatch.setattr(onednn, "_measure_packed", verdict)
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(onednn.is_quicker_packed, [torch.bfloat16] * 4))
-    assert seen == [torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

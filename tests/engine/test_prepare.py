@@ -7,11 +7,10 @@ import pairs
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from quantized_layers import packed_bits_win
 
 import blockformer
-from blockformer.engine import measure, onednn, runtime
-from blockformer.engine.four_bits import PreparedQuantizedLinear
+from blockformer.engine import linear, measure, runtime
+from blockformer.engine.low_bits import PreparedQuantizedLinear
 from blockformer.engine.packed import PackedLinear
 from blockformer.model.awq_linear import QuantizedLinear
 
@@ -21,10 +20,9 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 @pytest.fixture(autouse=True)
 def quicker(monkeypatch):
     """Packing judged the quicker way, whatever this machine says of it."""
-    if not onednn.can_pack(torch.bfloat16):
+    if not linear.can_pack(torch.bfloat16):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    verdicts = {"packed, torch.bfloat16": True, **packed_bits_win()}
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
+    monkeypatch.setattr(measure, "FASTER_HERE", {(measure.PACKED, torch.bfloat16): True})
     monkeypatch.setattr("blockformer.engine.packed._LEAST_WEIGHTS", {torch.bfloat16: 0})
 
 

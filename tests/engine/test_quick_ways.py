@@ -4,64 +4,17 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from packed_layers import faster_here
 from pairs import assert_close, assert_gradients_close, model, token_ids
 from torch import nn
 from transformers import AttentionInterface
 
 import blockformer
 from blockformer.engine import attention as quick_attention
-from blockformer.engine import blocks, four_bits, measure, onednn
 from blockformer.engine import linear as quick_linear
-from blockformer.engine.attention import attend_grouped, can_attend_grouped
+from blockformer.engine import low_bits, measure
 from blockformer.engine.linear import QuickLinear
 from blockformer.model import attention
-from blockformer.model.attention import eager_attention_forward
-
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-6}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    batch=st.integers(1, 3),
-    kv_heads=st.integers(1, 3),
-    groups=st.integers(2, 4),
-    length=st.integers(1, 70),
-    dtype=st.sampled_from(list(TOLERANCES)),
-    mask=st.sampled_from(["none", "boolean", "additive", "by head", "by head, one row"]),
-    is_view=st.booleans(),
-)
-@torch.no_grad()
-def test_grouped_attention_of_one_query(batch, kv_heads, groups, length, dtype, mask, is_view):
-    heads, size = kv_heads * groups, 16
-    query = torch.randn(batch, 1, heads, size, dtype=dtype).transpose(1, 2)
-    key, value = (torch.randn(batch, kv_heads, length + 9, size, dtype=dtype)[:, :, :length] for _ in range(2))
-    if not is_view:
-        key, value = key.contiguous(), value.contiguous()
-    attention_mask = None
-    if mask == "boolean":
-        attention_mask = torch.rand(batch, 1, 1, length) > 0.3
-        attention_mask[..., 0] = True
-    elif mask != "none":
-        rows = 1 if mask == "by head, one row" else batch
-        attention_mask = torch.randn(rows, 1 if mask == "additive" else heads, 1, length, dtype=dtype)
-    assert can_attend_grouped(query, key, {})
-    fast = attend_grouped(query, key, value, attention_mask, 0.3, 0.0)
-    plain, _ = eager_attention_forward(nn.Module().eval(), query, key, value, attention_mask, 0.3)
-    assert fast.shape == plain.shape == (batch, 1, heads, size)
-    assert_close(fast, plain, tolerance=TOLERANCES[dtype])
-
-
-def test_when_it_is_taken(monkeypatch):
-    query, key = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 5, 8)
-    assert can_attend_grouped(query, key, {"cache": None})
-    assert not can_attend_grouped(query, key, {"cache": object()})
-    assert not can_attend_grouped(torch.randn(1, 4, 2, 8), key, {})
-    assert not can_attend_grouped(torch.randn(1, 2, 1, 8), key, {})
-    assert not can_attend_grouped(query.to("meta"), key, {})
-    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
-    assert not can_attend_grouped(query, key, {})
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
@@ -80,7 +33,7 @@ def quicker(monkeypatch):
         torch.ops.mkldnn._linear_pointwise(torch.ones(2, 3), torch.ones(4, 3), None, "none", [], "")
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no oneDNN linear")
-    monkeypatch.setattr(measure, "_verdicts", {"onednn": True})
+    faster_here(monkeypatch, (measure.ONEDNN, torch.float32))
     take_small_ones(monkeypatch)
 
 
@@ -215,15 +168,14 @@ def test_models_of_other_code_are_refused():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize(
     ("shape", "is_widened"), [((8, 7), True), ((2, 2, 4, 7), True), ((7, 7), False), ((7,), False)]
 )
 @torch.no_grad()
-def test_many_rows_of_half_precision(monkeypatch, dtype, bias, onednn, shape, is_widened):
-    widened, used, verdict = quick_linear._widened, [], f"widened, {dtype}"
+def test_many_rows_of_half_precision(monkeypatch, dtype, bias, shape, is_widened):
+    widened, used, way = quick_linear._widened, [], (measure.WIDENED, dtype)
     monkeypatch.setattr(quick_linear, "_widened", lambda *args: used.append(args) or widened(*args))
-    monkeypatch.setattr(measure, "_verdicts", {"onednn": onednn, verdict: True})
+    faster_here(monkeypatch, way)
     take_small_ones(monkeypatch)
     monkeypatch.setattr(quick_linear, "_WIDENED", 4 * 7)  # parts of 4, 4 and 3 outputs
     layer, states = nn.Linear(7, 11, bias=bias).to(dtype), torch.randn(shape).to(dtype)
@@ -235,9 +187,9 @@ def test_many_rows_of_half_precision(monkeypatch, dtype, bias, onednn, shape, is
     used.clear()
     with torch.enable_grad():
         assert linear(layer, states).requires_grad
-    monkeypatch.setitem(measure._verdicts, verdict, False)
+    faster_here(monkeypatch)
     linear(layer, states)
-    monkeypatch.setattr(measure, "_verdicts", {"onednn": onednn, verdict: True})
+    faster_here(monkeypatch, way)
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     linear(layer, states)
     assert not used
@@ -254,47 +206,15 @@ def test_transforms_see_the_plain_layer(quicker):
         assert linear(layer, states).dtype == torch.bfloat16
 
 
-def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
-    def missing(*_):
-        raise AttributeError("no such op")
-
-    monkeypatch.setattr(measure, "_verdicts", {})
-    monkeypatch.setattr(onednn, "product", missing)
-    take_small_ones(monkeypatch)
-    layer, states = nn.Linear(4, 3), torch.randn(5, 4)
-    assert torch.equal(linear(layer, states), layer(states))
-    assert measure._verdicts == {"onednn": False}
-
-
-@torch.no_grad()
-def test_measuring_leaves_the_random_state_alone(monkeypatch):
-    monkeypatch.setattr(measure, "_verdicts", {})
-    take_small_ones(monkeypatch)
-    before = torch.get_rng_state()
-    halves = (torch.float16, torch.bfloat16)
-    for dtype in (*halves, torch.float32):  # the first one asks for the last
-        linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
-    quick_linear.is_quicker_in_parts(4, 1 << 20)
-    for dtype in (torch.bfloat16, torch.float32):
-        onednn.is_quicker_packed(dtype)
-    states = torch.ones(1, 8, 512, 64, dtype=torch.bfloat16)
-    blocks.can_attend_in_blocks(states, states)
-    widened = {f"widened, {dtype}" for dtype in halves}
-    ways = {"packed, torch.bfloat16", "packed, torch.float32"}
-    known = {"onednn", "in parts, rows: 4", *ways, "attention in blocks", *widened}
-    assert measure._verdicts.keys() == known
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_the_switch_comes_before_private_interfaces(monkeypatch):
     """BLOCKFORMER_FAST=0 is the way out when one of them is gone."""
 
     def gone():
         raise AttributeError("no such thing in this PyTorch")
 
-    for module in (quick_linear, four_bits):
+    for module in (quick_linear, low_bits):
         monkeypatch.setattr(module, "is_transformed", gone)
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     layer, states = nn.Linear(64, 32), torch.randn(2, 64)
     assert torch.equal(linear(layer, states), layer(states))
-    assert four_bits.PreparedQuantizedLinear(64, 32, False, 64)(states).shape == (2, 32)
+    assert low_bits.PreparedQuantizedLinear(64, 32, False, 64)(states).shape == (2, 32)

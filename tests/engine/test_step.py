@@ -17,7 +17,7 @@ from written_scores import scores_of_two
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiler, measure, onednn, step, step_functions, step_layers
+from blockformer.engine import compiler, copies, linear, measure, step, step_functions, step_layers
 from blockformer.engine.attention import PreparedAttention
 from blockformer.engine.few_rows import BLOCK, Rows
 from blockformer.engine.runtime import TrainingRuntime
@@ -345,8 +345,8 @@ def _other_weights():
 
 @torch.no_grad()
 def test_weights_that_change_or_move_are_seen(monkeypatch):
-    is_packed = onednn.can_pack(torch.float32)
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed, torch.float32": is_packed})
+    is_packed = linear.can_pack(torch.float32)
+    monkeypatch.setitem(measure.FASTER_HERE, (measure.PACKED, torch.float32), is_packed)
     monkeypatch.setattr(step_layers, "_LEAST_PACKED", 1)
     plain, quick = pair()
     ids = token_ids(6, 9, vocab=97)
@@ -364,10 +364,10 @@ def test_weights_that_change_or_move_are_seen(monkeypatch):
     assert kinds(quick) == {("many", 1)}
     nbytes = quick.runtime.decoding.compiled.bytes_of_copies()
     assert (nbytes > 4 * 2 * 7 * 32 * 32) == is_packed  # all matrices of the layers
-    held = len(onednn._copies)
+    held = len(copies._copies)
     quick.prepare_for_training()
     gc.collect()
-    assert (len(onednn._copies) < held) == is_packed
+    assert (len(copies._copies) < held) == is_packed
     assert type(quick.runtime) is TrainingRuntime
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
 
@@ -383,22 +383,6 @@ def test_a_copy_has_steps_of_its_own(untraced):
         assert again.runtime.decoding.compiled._model is again
     _write(quick)
     assert not torch.equal(one_more_token(quick, ids), one_more_token(again, ids))
-
-
-@pytest.mark.parametrize("is_quicker", [True, False])
-@torch.no_grad()
-def test_many_rows_are_multiplied_by_the_product_that_is_quicker(is_quicker, untraced, monkeypatch):
-    verdicts = {"onednn": is_quicker, "packed, torch.float32": False}
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
-    monkeypatch.setattr(step_layers, "_LEAST_WEIGHTS", 1)
-    calls, product = [], onednn.product
-    monkeypatch.setattr(onednn, "product", lambda *given: calls.append(1) or product(*given))
-    plain, quick = pair()
-    for rows in (3, 6):
-        ids = token_ids(rows, 9, vocab=97)
-        calls.clear()
-        assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
-        assert bool(calls) == (is_quicker and rows == 6)
 
 
 @torch.no_grad()
@@ -506,7 +490,6 @@ print(counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_
 def test_a_second_process_writes_by_the_code_of_the_first(processes, tmp_path):
     code = {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "code"),
-        "BLOCKFORMER_DECISIONS": str(tmp_path / "decisions.json"),
     }
     said = []
     for _ in range(2):

@@ -1,21 +1,26 @@
-"""Attention on the CPU with fewer and larger products; the library's "sdpa" defines the result.
+"""Which attention a fast path takes; the library's "sdpa" defines the result.
 
 B batch, T query length, S key length, H heads, K key/value heads, D head size.
 """
 
+import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.modules.module import _has_any_global_hook
 
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.attention import sdpa_attention as plain
 from ..model.disentangled import DisentangledAttention
+from ..model.latent_attention import LatentAttention
 from . import accelerator
 from .beams import SharesSources
-from .blocks import attend_in_blocks, can_attend_in_blocks
 from .few_rows import attend, can_attend
+from .linear import QuickLinear
 from .measure import is_enabled
 from .sequences import attend_sequences, is_short
 from .unpadding import KnowsUnpadding, Unpadding, attend_unpadded
+from .watched import is_bare, is_transformed
 
 
 def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
@@ -39,13 +44,6 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     if isinstance(module, accelerator.SharingAttention) and accelerator.shares_keys(query, key, attention_mask):
         settings = {"dropout_p": dropout, "scale": scaling, "enable_gqa": True}
         return F.scaled_dot_product_attention(query, key, value, attention_mask, **settings).transpose(1, 2), None
-    if can_attend_grouped(query, key, kwargs):
-        return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
-    if isinstance(module, PreparedAttention) and attention_mask is None and not dropout and kwargs.get("cache") is None:
-        is_whole = query.shape[2] == key.shape[2] or not module.is_causal
-        if is_whole and can_attend_in_blocks(query, key):
-            output = attend_in_blocks(query, key, value, None, scaling, module.is_causal)
-            return output.transpose(1, 2), None
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
@@ -59,9 +57,8 @@ def _attend_without_padding(module, query, key, value, unpadding, scaling, dropo
         if can_attend_sequences(unpadding, query, kwargs):
             # A decoder's bias hides what comes later.
             is_causal = module.is_causal and unpadding.bias is None
-            how = {"dropout": dropout, "in_blocks": isinstance(module, PreparedAttention)}
             parts = (query, key, value, unpadding.lengths)
-            return attend_sequences(*parts, scaling, is_causal, unpadding.bias, **how), None
+            return attend_sequences(*parts, scaling, is_causal, unpadding.bias, dropout), None
     return attend_unpadded(
         sdpa_attention, unpadding, module, query, key, value, scaling=scaling, dropout=dropout, **kwargs
     )
@@ -89,41 +86,12 @@ def can_attend_sequences(unpadding, query, kwargs: dict) -> bool:
     return not has_own_masks and not others and is_enabled() and is_short(unpadding.lengths, query)
 
 
-def can_attend_grouped(query, key, kwargs: dict) -> bool:
-    """Whether `attend_grouped` takes these: one query token on the CPU whose heads share keys, and no paged cache."""
-    is_grouped = query.shape[2] == 1 and query.shape[1] > key.shape[1]
-    return is_grouped and query.device.type == "cpu" and kwargs.get("cache") is None and is_enabled()
-
-
-def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: float):
-    """Scaled dot-product attention of one query token, with the heads that share a key as its queries.
-
-    The same as repeating keys and values for each head, but each is read only once.
-
-    Args:
-        query: [B, H, 1, D].
-        key, value: [B, K, S, D].
-        attention_mask: additive or boolean [1 or B, 1 or H, 1, S], or None.
-
-    Returns:
-        [B, 1, H, D].
-    """
-    batch, heads, _, size = query.shape
-    folded = query.reshape(batch, key.shape[1], -1, size)  # [B, K, H / K, D]
-    if attention_mask is not None:
-        attention_mask = attention_mask[..., : key.shape[2]]
-        if attention_mask.shape[1] > 1:
-            attention_mask = attention_mask.reshape(attention_mask.shape[0], key.shape[1], -1, key.shape[2])
-    output = F.scaled_dot_product_attention(folded, key, value, attention_mask, dropout, scale=scaling)
-    return output.reshape(batch, 1, heads, -1)
-
-
 class UnpaddedAttention(KnowsUnpadding, Attention):
     """`Attention` of a model prepared for training. An `Attention` becomes one by changing its class."""
 
 
 class PreparedAttention(SharesSources, UnpaddedAttention):
-    """`Attention` of a model prepared for inference: it may attend in blocks."""
+    """`Attention` of a model prepared for inference: its beams share a source."""
 
     def _attends_by_engine(self) -> bool:
         return is_in_use(self.config) and is_enabled()
@@ -140,3 +108,45 @@ class UnpaddedDisentangledAttention(KnowsUnpadding, DisentangledAttention):
         of_distances = self._of_distances(distances)
         for parts in zip(unpadding.split(query), unpadding.split(key), strict=True):
             yield self._terms_of(*parts, *of_distances)
+
+
+class PreparedLatentAttention(LatentAttention):
+    """`LatentAttention` of a prepared model. One becomes the other by changing its class.
+
+    For one more token on the CPU the cached vectors are compared with as they are. A head's key is W c, made from the
+    latent vector c of a token. A query q meets it as q · W c = (W^T q) · c, and a sum of values, sum_s p_s V c_s, is
+    V (sum_s p_s c_s). So W and V are multiplied once by what one token has, not by all cached vectors: DeepSeek-V2
+    (2024), section 2.1.2. R rotated channels of a head, V value size, L latent size.
+    """
+
+    def with_heads(self, query, latents, shared):
+        """For one token, queries [B, H, 1, R + L], keys [B, 1, S, R + L] and values [B, 1, S, L]."""
+        if not self._takes(query, query.shape[2]):
+            return super().with_heads(query, latents, shared)
+        rotated = shared.shape[-1]
+        matrices = self.k_proj.weight.unflatten(0, (query.shape[1], -1))  # [H, D - R, L]
+        query = torch.cat((query[..., :rotated], query[..., rotated:] @ matrices), dim=-1)
+        return query, torch.cat((shared, latents), dim=-1), latents
+
+    def before_output(self, output, hidden_states):
+        """[B, 1, H * L], weighted sums of latent vectors -> [B, 1, H * V]."""
+        if not self._takes(hidden_states, hidden_states.shape[1]):
+            return output
+        heads = len(self.heads)
+        matrices = self.v_proj.weight.unflatten(0, (heads, -1))  # [H, V, L]
+        return (output.view(-1, heads, 1, output.shape[-1] // heads) @ matrices.mT).reshape(len(output), 1, -1)
+
+    def _takes(self, states, length: int) -> bool:
+        """Whether this is one token of each row, and two plain products may be made in another order."""
+        if length != 1 or states.device.type != "cpu" or not is_enabled() or not is_in_use(self.config):
+            return False
+        if torch.is_autocast_enabled("cpu") or is_transformed() or _has_any_global_hook():
+            return False
+        layers = (self.k_proj, self.v_proj)
+        return all(type(layer) in (nn.Linear, QuickLinear) and is_bare(layer) for layer in layers)
+
+
+def layers_read_as_weights(model: nn.Module) -> set[nn.Module]:
+    """The linear layers whose weights it reads: these are to stay plain."""
+    parts = [module for module in model.modules() if isinstance(module, LatentAttention)]
+    return {layer for part in parts for layer in (part.k_proj, part.v_proj)}

@@ -11,8 +11,8 @@ from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from . import measure
 from .accelerator import SharingAttention
-from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
+from .low_bits import PreparedQuantizedLinear
 from .packed import PackedLinear
 from .prepare import check_class
 from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
@@ -29,16 +29,7 @@ _PRODUCTS = {
     QuickLinear: ("the fastest matmul here for each number of rows", ""),
     PackedLinear: ("oneDNN's matmul with a packed weight", ""),
     QuantizedLinear: ("4 bits, unpacked for each call", _PREPARE),
-    PreparedQuantizedLinear: ("4 bits, by PyTorch's 4-bit matmul for up to 32 rows", ""),
-}
-# What was measured, by the first words of a question to `is_measured`.
-_MEASURED = {
-    "onednn": "oneDNN's matmul",
-    "in parts": "a matmul in parts",
-    "packed": "a packed weight",
-    "widened": "a matmul by way of float32",
-    "packed 4 bits": "PyTorch's 4-bit matmul",
-    "attention in blocks": "attention in blocks",
+    PreparedQuantizedLinear: ("4 bits, up to 32 rows of bfloat16 by PyTorch's 4-bit matmul", ""),
 }
 
 
@@ -65,15 +56,13 @@ class Explanation:
         parts: of the model.
         bytes_held_twice: of weights that are held in another layout as well.
         fallbacks: why calls ran uncompiled although the model is compiled, and how many did.
-        decisions: what was measured in this process, or read from the file of decisions, and whether it is faster.
-        decisions_file: where they are kept; None if they are of this process only.
+        matmuls: the other ways to multiply than PyTorch's own, and whether each is faster on this processor.
     """
 
     parts: tuple[Part, ...]
     bytes_held_twice: int
     fallbacks: dict[str, int] = field(default_factory=dict)
-    decisions: dict[str, bool] = field(default_factory=dict)
-    decisions_file: str | None = None
+    matmuls: dict[str, bool] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [(part.name, part.way + (f"; {part.reason}" if part.reason else "")) for part in self.parts]
@@ -81,9 +70,8 @@ class Explanation:
         rows += [
             ("ran uncompiled", f"{reason} ({_counted(count, 'call')})") for reason, count in self.fallbacks.items()
         ]
-        answers = {True: "faster here", False: "not faster here"}
-        rows += [("measured", f"{what}: {answers[answer]}") for what, answer in self.decisions.items()]
-        rows.append(("kept in", self.decisions_file or "this process only"))
+        faster = [way for way, is_faster in self.matmuls.items() if is_faster]
+        rows.append(("faster here", "; ".join(faster) or "PyTorch's matmul"))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {way}" for name, way in rows)
 
@@ -91,7 +79,7 @@ class Explanation:
 
 
 def explain(model) -> Explanation:
-    """How a model runs: how each part is computed and why not faster, what was measured, and what is held twice.
+    """How a model runs: how each part is computed and why not faster, and what is held twice.
 
     Args:
         model: a Blockformer model of this package.
@@ -105,13 +93,11 @@ def explain(model) -> Explanation:
     check_class(model)
     decoding = getattr(model.runtime, "decoding", None)
     reasons = {} if decoding is None else {f"writing: {each}": n for each, n in decoding.fallbacks.reasons.items()}
-    file = measure.decisions_file()
     return Explanation(
         (*_writing(model), *map(_layers, _stacks_of(model)), *_products(model), *_rest(model)),
         _bytes_held_twice(model),
         reasons,
-        {_in_words(question): answer for question, answer in measure.verdicts().items()},
-        None if file is None else str(file),
+        {f"{way} ({str(dtype).removeprefix('torch.')})": here for (way, dtype), here in measure.FASTER_HERE.items()},
     )
 
 
@@ -149,13 +135,6 @@ def warm_up(model, batches, **settings):
         for batch in tqdm(batches, desc="warming up", unit="batch"):
             model.generate(**batch, **asked) if can_compile(model) else model(**batch)
     return model
-
-
-def _in_words(question: str) -> str:
-    """What a question to `is_measured` is about."""
-    kind, _, rest = question.partition(", ")
-    rest = f" in {dtype}" if (dtype := rest.removeprefix("torch.")) != rest else rest and f", {rest}"
-    return _MEASURED.get(kind, kind) + rest
 
 
 def _stacks_of(model) -> list[Stack]:
@@ -250,7 +229,7 @@ def _bytes_held_twice(model) -> int:
     """Of copies in other layouts, which come on top of the plain weights."""
     held = 0
     for module in model.modules():
-        if isinstance(module, PreparedQuantizedLinear):
-            held += 0 if module._copy is None else module._copy.weight.nbytes
+        if isinstance(module, PreparedQuantizedLinear) and module._copy is not None:
+            held += module._copy.nbytes
     steps = _compiled_steps(model)
     return held if steps is None else held + steps.bytes_of_copies()

@@ -1,16 +1,9 @@
-"""Whether fast paths are allowed, and whether each is faster on this processor: each question is measured once."""
+"""Whether fast paths are allowed, and which matmuls are faster on this processor than PyTorch's own."""
 
-import functools
-import hashlib
-import json
 import os
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 
 
 def is_switched_on() -> bool:
@@ -40,161 +33,34 @@ def is_exported() -> bool:
     return torch.jit.is_tracing() or is_fake
 
 
-_lock = threading.RLock()  # one measurement may ask for another
-_first: list[int] = []  # how many threads PyTorch had when this process first asked
-_verdicts: dict[str, bool] = {}  # for so many, and for other numbers of them:
-_with_other_threads: dict[int, dict[str, bool]] = {}
+IN_PARTS, ONEDNN, PACKED, WIDENED = "few rows in parts", "oneDNN's matmul", "packed weights", "by way of float32"
 
 
-def _known() -> dict[str, bool]:
-    """The answers of this process for the present number of threads."""
-    threads = torch.get_num_threads()
-    if not _first:
-        _first.append(threads)
-    return _verdicts if threads == _first[0] else _with_other_threads.setdefault(threads, {})
+def _faster_here() -> dict[tuple[str, torch.dtype], bool]:
+    """Each way to multiply, and whether it is faster here: what docs/measurements.md has of such processors.
 
-
-def is_measured(question: str, measure: Callable[[], bool]) -> bool:
-    """The result of `measure`, which answers a question once on a machine: see `decisions_file`."""
-    known = _known()
-    if question not in known:
-        with _lock:
-            if question not in known:
-                known[question] = _decided(question, measure)
-    return known[question]
-
-
-_file: list[Path] = []  # the file that `use_decisions` was given
-
-
-def use_decisions(file: str | os.PathLike) -> None:
-    """Read answers from this file, and keep new ones there, for all models of this process from now on.
-
-    Raises:
-        ValueError: the file is not one of decisions.
+    PyTorch's float32 matmul is MKL's, which is at its best on Intel's processors. Elsewhere oneDNN's is faster, and so
+    are parts of a weight, which all threads read. Where nothing was measured, PyTorch's own is used.
     """
-    file = Path(file)
-    try:
-        text = file.read_text()
-    except FileNotFoundError:
-        text = ""
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    if text.strip() and not _kept_in(file):
-        raise ValueError(f"{file} is not a file of decisions: JSON such as {{machine: {{question: true}}}}.")
-    with _lock:
-        if _file != [file]:
-            _file[:] = [file]
-            for known in (_verdicts, *_with_other_threads.values()):
-                known.clear()
+    path, instructions = Path("/proc/cpuinfo"), torch.backends.cpu.get_cpu_capability()
+    processor = path.read_text()[: 1 << 13] if path.exists() else ""  # the first of its cores
+    is_other = "AuthenticAMD" in processor and instructions in ("AVX2", "AVX512")
+    has_onednn = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
+    is_wide = instructions == "AVX512"
+    has_half = is_wide and "avx512_fp16" in processor
+    return {
+        (IN_PARTS, torch.float32): is_other,
+        (ONEDNN, torch.float32): is_other and has_onednn,
+        (PACKED, torch.float32): (is_other or is_wide) and has_onednn,
+        (PACKED, torch.bfloat16): is_wide and has_onednn,
+        (WIDENED, torch.bfloat16): instructions == "AVX2",
+        (WIDENED, torch.float16): instructions in ("AVX2", "AVX512") and not has_half,
+    }
 
 
-def decisions_file() -> Path | None:
-    """The file in which answers are kept, so that other processes compute alike: JSON, by machine and by question.
-
-    It is what `use_decisions` was given. Otherwise `BLOCKFORMER_DECISIONS` names it, or says by an empty value that
-    answers are of this process only. Otherwise it is `decisions.json` in the user's cache folder, if nobody else can
-    write there.
-    """
-    if _file:
-        return _file[0]
-    named = os.environ.get("BLOCKFORMER_DECISIONS")
-    if named is not None:
-        return Path(named) if named else None
-    try:
-        folder = cache_folder()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder / "decisions.json" if is_trusted(folder) else None
-    except (OSError, RuntimeError):
-        return None
+FASTER_HERE = _faster_here()
 
 
-def cache_folder() -> Path:
-    """`blockformer` in the user's cache folder (`XDG_CACHE_HOME` or ~/.cache).
-
-    Raises:
-        RuntimeError: this user has no home.
-    """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockformer"
-
-
-def is_trusted(path: Path) -> bool:
-    """Whether only this user, or root, can have written a file or a folder."""
-    status = path.stat()
-    return status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
-
-
-@functools.cache
-def processor() -> tuple[str, str]:
-    """The processor's name and its flags."""
-    known = {"model name": os.uname().machine, "flags": os.uname().machine}
-    path = Path("/proc/cpuinfo")
-    for line in path.read_text().splitlines() if path.exists() else ():
-        name, _, value = line.partition(":")
-        name = {"Features": "flags"}.get(name.strip(), name.strip())
-        if name in known:
-            known[name] = value.strip()
-    return known["model name"], known["flags"]
-
-
-def machine() -> str:
-    """What answers depend on: the processor, the instructions that the libraries use, threads and PyTorch."""
-    name, flags = processor()
-    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "all")
-    able = f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {most}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
-    return f"{name} ({able}), {torch.get_num_threads()} threads, torch {torch.__version__}"
-
-
-def _decided(question: str, measure: Callable[[], bool]) -> bool:
-    file, this = decisions_file(), machine()
-    known = _kept_in(file).get(this, {}).get(question)
-    if isinstance(known, bool):
-        return known
-    with torch.autocast("cpu", enabled=False):
-        answer = measure()
-    if file is None:
-        return answer
-    try:
-        with FileLock(file.with_name(f".{file.name}.lock")):
-            kept = _kept_in(file)
-            answer = kept.setdefault(this, {}).setdefault(question, answer)  # of processes that measure, the first one
-            made = file.with_name(f".{file.name}.{os.getpid()}")
-            made.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
-            os.replace(made, file)
-    except OSError:  # of a folder that cannot be written to, or a full disk
-        pass
-    return bool(answer)
-
-
-def _kept_in(file: Path | None) -> dict[str, dict[str, bool]]:
-    """All answers of a file; none if there is no such file, or it is damaged."""
-    try:
-        kept = json.loads(file.read_text()) if file is not None else {}
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) and all(isinstance(each, dict) for each in kept.values()) else {}
-
-
-def verdicts() -> dict[str, bool]:
-    """All answers of this process so far, for the present number of threads."""
-    return dict(_known())
-
-
-def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9) -> bool:
-    """Whether `work` takes less than that share of the other's time.
-
-    They take turns and the best round of each counts, so other load on the machine matters little.
-    """
-    best = [float("inf")] * 2
-    for _ in range(rounds):
-        for index, each in enumerate((work, other)):
-            start = time.perf_counter()
-            each()
-            best[index] = min(best[index], time.perf_counter() - start)
-    return best[0] < share * best[1]
-
-
-def random_matrix(*shape: int):
-    """A seeded float32 matrix on the CPU, without touching the user's random state."""
-    with torch.device("cpu"):
-        return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+def is_faster(way: str, dtype: torch.dtype) -> bool:
+    """Whether a way to multiply matrices of this dtype is faster on this processor than PyTorch's own."""
+    return FASTER_HERE.get((way, dtype), False)

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..model.stack import Stack
-from . import onednn
-from .latent import layers_read_as_weights
-from .measure import is_enabled, is_exported
+from .attention import layers_read_as_weights
+from .linear import by_onednn
+from .linear import packed as packed_numbers
+from .measure import PACKED, is_enabled, is_exported, is_faster
 from .watched import is_plain_linear, is_transformed
 
 # Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).
@@ -128,7 +129,7 @@ def pack(parameter: nn.Parameter) -> bool:
 
     A weak reference to it, or a graph that is to take its gradient, would see another tensor.
     """
-    packed = PackedWeight(onednn.packed(parameter), parameter).requires_grad_(parameter.requires_grad)
+    packed = PackedWeight(packed_numbers(parameter), parameter).requires_grad_(parameter.requires_grad)
     packed._is_param = True  # by which PyTorch knows a parameter of another class
     try:
         torch.utils.swap_tensors(parameter, packed)
@@ -186,7 +187,7 @@ class PackedLinear(nn.Linear):
 
     def _product(self, states, numbers):
         try:
-            return onednn.product(states, numbers, self.bias)
+            return by_onednn(states, numbers, self.bias)
         except RuntimeError:  # of states that do not fit: PyTorch's own words say why
             return F.linear(states, self.weight.plain(), self.bias)
 
@@ -258,7 +259,7 @@ def gains(model) -> bool:
     """Whether a model's large matrices are multiplied faster when they are packed."""
     if model.dtype not in _LEAST_WEIGHTS or (model.dtype is torch.float32 and _writes_one_text(model)):
         return False
-    return onednn.is_quicker_packed(model.dtype)
+    return is_faster(PACKED, model.dtype)
 
 
 def _writes_one_text(model) -> bool:

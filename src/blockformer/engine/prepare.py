@@ -1,6 +1,5 @@
 """Prepare a model for inference, or for training."""
 
-import os
 from typing import Literal
 
 from torch import nn
@@ -12,15 +11,19 @@ from ..model.latent_attention import LatentAttention
 from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.runtime import PACKAGE
-from . import accelerator, eight_bit_head, step
-from .attention import PreparedAttention, UnpaddedAttention, UnpaddedDisentangledAttention, sdpa_attention
+from . import accelerator, step
+from .attention import (
+    PreparedAttention,
+    PreparedLatentAttention,
+    UnpaddedAttention,
+    UnpaddedDisentangledAttention,
+    sdpa_attention,
+)
 from .decoding import Decoding
 from .delta_kernels import apply_rule
-from .four_bit_rows import can_be_in_order
-from .four_bits import PreparedQuantizedLinear
-from .latent import PreparedLatentAttention
 from .linear import QuickLinear, can_be_quick
-from .measure import is_enabled, use_decisions
+from .low_bits import PreparedQuantizedLinear, can_be_in_order, check_head
+from .measure import is_enabled
 from .packed import pack_weights, unpack_weights
 from .runtime import (
     AcceleratorRuntime,
@@ -55,12 +58,11 @@ def prepare_for_inference(
     *,
     compile: bool = False,
     head_bits: Literal[8] | None = None,
-    decisions: str | os.PathLike | None = None,
 ):
     """Make a model faster at inference, on its present device.
 
-    On a CPU, weights are packed for the processor, matmuls of few rows are split, half precision is multiplied in
-    float32, and attention is computed in blocks, each where it is faster. On a CUDA device, the padding of large
+    On a CPU, weights are packed for the processor, matmuls of few rows are split, and half precision is multiplied in
+    float32, each on processors where it is faster. On a CUDA device, the padding of large
     batches is skipped, in half precision with PyTorch's kernel for sequences of any length, and long contexts with soft
     caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
     tensors. A packed weight is still the same parameter. Until `prepare_for_training` no weight learns, and whatever
@@ -83,9 +85,6 @@ def prepare_for_inference(
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. The first token reads the plain head, which is kept.
-        decisions: the JSON file that records what is fastest on each machine, and to which new measurements are added,
-            from now on for all models of this process. Processes that share it give the same results bit for bit. By
-            default it is `decisions.json` in `~/.cache/blockformer`.
 
     Returns:
         The model, in evaluation mode.
@@ -95,16 +94,13 @@ def prepare_for_inference(
         ValueError: `compile` with a model that has 4-bit weights in groups of an odd number, layers of different
             heads, widths or inputs, latent attention (on a CPU) or (unless it is an encoder) pruned heads, is on a
             device without a compiler, or is on a GPU and does not write; `head_bits` other than 8, without `compile`,
-            or for a model that does not write, is not on the CPU, is in float64 or has a head that is not plain;
-            `decisions` that are not such a file.
+            or for a model that does not write, is not on the CPU, is in float64 or has a head that is not plain.
     """
     check_class(model)
     if compile:
         _check_compiles(model)
     if head_bits is not None:
         _check_head_bits(model, head_bits, compile)
-    if decisions is not None:
-        use_decisions(decisions)
     model.eval()
     if not hasattr(model, "_trainable"):
         model._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -236,7 +232,7 @@ def _check_head_bits(model, head_bits, compile: bool) -> None:
             f"head_bits=8 needs compile=True and a model on the CPU that writes text; this is a {type(model).__name__} "
             f"on '{model.device}', with compile={compile}."
         )
-    eight_bit_head.check_head(model)
+    check_head(model)
 
 
 def _give_runtime(model, kind: type[TrainingRuntime]) -> None:

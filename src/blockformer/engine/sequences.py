@@ -8,15 +8,13 @@ import functools
 import torch
 from torch.nn import functional as F
 
-from .blocks import attend_in_blocks, can_attend_in_blocks
-
 # Scores of a sequence, times the width of all heads, up to which a product of its own costs more than padding it. By
 # hand, between two measurements: BERT of 6 x 256 gains a third with rows of 3 to 6 tokens and nothing with 20 to 60.
 _SHORT = 1 << 19
 
 
 def attend_sequences(
-    query, key, value, lengths: list, scaling: float, is_causal: bool, position_bias=None, dropout=0.0, in_blocks=False
+    query, key, value, lengths: list, scaling: float, is_causal: bool, position_bias=None, dropout=0.0
 ):
     """Scaled dot-product attention of each sequence to itself.
 
@@ -26,7 +24,6 @@ def attend_sequences(
         lengths: of the sequences, in tokens; together N.
         position_bias: [1, H, L or more, L or more], added to the scores, or None. Not together with `is_causal`.
         dropout: the share of the probabilities that is dropped.
-        in_blocks: whether `attend_in_blocks` may take it, whose result differs from PyTorch's attention in bits.
 
     Returns:
         [1, N, H, D], contiguous.
@@ -39,8 +36,6 @@ def attend_sequences(
         settings["enable_gqa"] = True
 
     def attend(query, key, value, *, mask=None):
-        if in_blocks and not dropout and can_attend_in_blocks(query, key):
-            return attend_in_blocks(query, key, value, mask, scaling, is_causal)
         return F.scaled_dot_product_attention(query, key, value, mask, **settings)
 
     longest = max(lengths)

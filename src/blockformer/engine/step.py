@@ -15,12 +15,10 @@ from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditi
 from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
 from .compiler import has_compiler, is_of_compiler, progress
-from .eight_bit_head import RoundedHead
+from .copies import Following, PackedCopy
 from .fallbacks import Uncompiled
 from .few_rows import MOST_ROWS, Rows
-from .four_bit_rows import OrderedLinear
-from .onednn import PackedCopy
-from .origin import Following
+from .low_bits import OrderedLinear, RoundedHead
 from .step_functions import StepFunctions
 from .step_layers import StepLayers, can_be_packed
 from .watched import unknown_code

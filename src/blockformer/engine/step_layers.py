@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from ..model.attention import Attention
 from ..model.experts import Experts
-from . import onednn
 from .attention import PreparedAttention, StepAttention
 from .few_rows import Rows, as_rows, computed_once, rows_of
 from .linear import QuickLinear
+from .measure import PACKED, is_faster
 
-# Weights from which oneDNN's product of many rows is faster in compiled code, and packed ones from which it is; by
-# hand, near `packed._LEAST_WEIGHTS`.
-_LEAST_WEIGHTS, _LEAST_PACKED = 1 << 18, 1 << 16
+# Weights from which many rows are multiplied faster by a packed copy in compiled code; by hand, near
+# `packed._LEAST_WEIGHTS`.
+_LEAST_PACKED = 1 << 16
 
 
 class StepLinear(nn.Linear):
@@ -86,7 +86,6 @@ class StepLayers:
     ):
         self.in_place, self.packed = in_place, packed
         self.rows = None if dtype is torch.float64 else rows
-        self.by_onednn = self.rows is None and dtype is torch.float32 and onednn.is_quicker_in_float32()
 
     def __call__(self, module: nn.Module) -> nn.Module:
         """A module with the same parameters and parts, or the replacement."""
@@ -100,16 +99,14 @@ class StepLayers:
         if isinstance(own, StepLinear):
             own.rows = self.rows
             if module in self.packed:
-                own.product = torch.ops.blockformer.product_by_copy
-            elif self.by_onednn and own.weight.numel() >= _LEAST_WEIGHTS:
-                own.product = onednn.product
+                own.product = torch.ops.blockformer.multiply_by_copy
         return own
 
 
 def can_be_packed(layer: nn.Module) -> bool:
     """Whether many rows are multiplied faster by a packed copy of a layer's weight."""
     is_linear = _CLASSES.get(type(layer)) is StepLinear and layer.weight.dtype is torch.float32
-    return is_linear and layer.weight.numel() >= _LEAST_PACKED and onednn.is_quicker_packed(torch.float32)
+    return is_linear and layer.weight.numel() >= _LEAST_PACKED and is_faster(PACKED, torch.float32)
 
 
 def twin(module: nn.Module, in_place: Mapping[nn.Module, nn.Module], copied: Callable = copy.copy) -> nn.Module:
