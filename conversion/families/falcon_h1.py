@@ -72,7 +72,6 @@ def _all_hybrid(settings: dict) -> list:
 
 FAMILY = Family(
     "falcon_h1",
-    "FalconH1Config",
     "FalconH1ForCausalLM FalconH1Model",
     structure={**LLAMA, "mlp_type": "scaled"},
     fresh={
