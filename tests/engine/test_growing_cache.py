@@ -219,18 +219,6 @@ def test_two_shallow_copies_grow_apart():
 
 
 @torch.no_grad()
-def test_a_cropped_layer_that_nobody_else_reads_goes_on_in_place():
-    layer = GrowingLayer()
-    layer.update(*states(10))
-    layer.update(*states(20))
-    address = layer.keys.data_ptr()
-    for _ in range(5):
-        layer.crop(-9)
-        layer.update(*states(9))
-    assert layer.keys.data_ptr() == address
-
-
-@torch.no_grad()
 def test_the_buffer_grows_geometrically():
     layer, addresses = GrowingLayer(), set()
     for _ in range(2000):
@@ -240,24 +228,9 @@ def test_the_buffer_grows_geometrically():
     assert layer._buffers["keys"].shape[-2] < 1.5 * 2000 + 64
 
 
-@pytest.fixture
-def copied(monkeypatch):
-    """From which token on each layer's rows were copied."""
-    firsts = []
-    reordered = growing_cache._reordered
-
-    def watched(shared, beam_idx, length):
-        answer = reordered(shared, beam_idx, length)
-        firsts.append(answer[0])
-        return answer
-
-    monkeypatch.setattr(growing_cache, "_reordered", watched)
-    return firsts
-
-
 @pytest.mark.parametrize("inference", [True, False])
-def test_beams_copy_what_they_do_not_share(inference, copied):
-    """Of two sources with three beams each; random beams have one ancestor after a few steps."""
+def test_reordered_beams_are_the_library_s(inference):
+    """Of two sources with three beams each, in buffers that leave room for the next token."""
     ours, theirs = GrowingLayer(), DynamicLayer()
     draw = torch.Generator().manual_seed(0)
     with torch.inference_mode(inference), torch.no_grad():
@@ -265,30 +238,22 @@ def test_beams_copy_what_they_do_not_share(inference, copied):
             new = states(tokens, batch=6)
             for layer in (ours, theirs):
                 layer.update(*new)
-        address = ours.keys.data_ptr()
         for step in range(40):
             beams = torch.randint(0, 3, (6,), generator=draw) + torch.tensor([0, 0, 0, 3, 3, 3])
-            beams = beams // 3 * 3 if step == 0 else torch.arange(6) if step == 20 else beams
             for layer in (ours, theirs):
                 layer.reorder_cache(beams.int() if step % 3 == 0 else beams)
             assert_same(ours, theirs)
+            address, has_room = ours.keys.data_ptr(), ours._buffers["keys"].shape[-2] > ours.keys.shape[-2]
             new = states(1, batch=6)
             for layer in (ours, theirs):
                 layer.update(*new)
-    assert ours.keys.data_ptr() == address
-    assert copied[0] == 0
-    assert copied[20] == 11 + 20  # no beam moved
-    assert all(11 <= first <= 11 + step for step, first in enumerate(copied[1:], 1))
-    assert sum(11 + step - first for step, first in enumerate(copied[1:], 1)) < 39 * 8
+            assert_same(ours, theirs)
+            assert (ours.keys.data_ptr() == address) == has_room
 
 
 @pytest.mark.parametrize("inference", [True, False])
-@pytest.mark.parametrize("knows", [True, False])
-def test_rows_that_somebody_reads_are_not_written_over(inference, knows, monkeypatch):
+def test_rows_that_somebody_reads_are_not_written_over(inference):
     layer, other_way = GrowingLayer(), torch.tensor([1, 0])
-    if not knows:
-        monkeypatch.delattr(torch._C, "_storage_Use_Count")
-    growing_cache._uses_of_two.cache_clear()
     with torch.inference_mode(inference), torch.no_grad():
         layer.update(*states(10))
         layer.update(*states(1))
@@ -299,16 +264,6 @@ def test_rows_that_somebody_reads_are_not_written_over(inference, knows, monkeyp
         layer.reorder_cache(other_way)
         assert torch.equal(held, kept)
         assert torch.equal(layer.keys[:, 0, :11], kept)
-    growing_cache._uses_of_two.cache_clear()
-
-
-def test_keys_on_another_device_are_reordered_by_the_library(monkeypatch):
-    layer, reordered = GrowingLayer(), []
-    for length in (10, 1):
-        layer.update(*(each.to("meta") for each in states(length)))
-    monkeypatch.setattr(DynamicLayer, "reorder_cache", lambda self, beams: reordered.append(beams))
-    layer.reorder_cache(torch.tensor([1, 0]))
-    assert len(reordered) == 1
 
 
 def written_by_hand(layer):
@@ -327,7 +282,7 @@ def replaced(layer):
 
 @pytest.mark.parametrize("change", [written_by_hand, cropped_and_filled, replaced])
 @torch.no_grad()
-def test_rows_that_somebody_has_changed_share_nothing(change):
+def test_rows_that_somebody_has_changed_are_reordered(change):
     layer = GrowingLayer()
     layer.update(*states(10))
     layer.update(*states(1))

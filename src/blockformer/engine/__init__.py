@@ -45,7 +45,6 @@ Then those that only the package uses:
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
 - `_orig_mod` (of what `torch.compile` gives): such a model is not exported.
 - `_parameters` (torch.nn.Module): AttributeError where weights are packed, have 4 bits or are a head in 8.
-- `_storage_Use_Count` (torch._C), `_cdata` (of a storage): beams are reordered into fresh memory each time.
 - `_len_torch_dispatch_stack`, `_get_dispatch_mode`, `_TorchDispatchModeKey` (torch._C): AttributeError.
 - `_has_any_global_hook` (torch.nn.modules.module): ImportError.
 - `_active_collector`, and the name `output_capturing_hook` (output_capturing of transformers): a model that was once
