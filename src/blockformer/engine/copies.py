@@ -4,12 +4,9 @@ I inputs and O outputs of a linear layer.
 """
 
 import threading
-import weakref
 from operator import is_
 
 import torch
-
-from .linear import by_onednn, packed
 
 _SAMPLED = 16  # numbers of a weight at most, by hand
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -78,49 +75,3 @@ def _sample_of(tensor):
     count = min(-(-size // step) for size, step in zip(tensor.shape, steps, strict=True))
     stride = sum(step * each for step, each in zip(steps, tensor.stride(), strict=True))
     return numbers.as_strided((count,), (stride,)).numpy()
-
-
-_copies: dict[int, torch.Tensor] = {}  # packed weights, by the address of the plain ones
-
-
-class PackedCopy:
-    """A weight in oneDNN's layout next to the plain one, by which `multiply_by_copy` multiplies.
-
-    Args:
-        layer: a linear layer of float32.
-    """
-
-    def __init__(self, layer):
-        self.layers, self.holders = (layer,), [(layer._parameters, "weight")]
-        self._held: list = []  # the address, and the copy
-        weakref.finalize(self, _forget, self._held).atexit = False
-
-    def make(self) -> None:
-        """Pack the weight."""
-        weight = self.layers[0].weight
-        _forget(self._held)
-        self._held[:] = weight.data_ptr(), packed(weight)
-        _copies[self._held[0]] = self._held[1]
-
-    def buffers(self) -> list[torch.Tensor]:
-        """The copy, once there is one."""
-        return self._held[1:]
-
-
-def _forget(held: list) -> None:
-    if held and _copies.get(held[0]) is held[1]:
-        del _copies[held[0]]
-
-
-@torch.library.custom_op("blockformer::multiply_by_copy", mutates_args=())
-def multiply_by_copy(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`F.linear` of states [..., I] by the packed copy of a weight [O, I] -> [..., O].
-
-    It is an operator, so that compiled code, which takes plain tensors only, can call it.
-    """
-    return by_onednn(states, _copies.get(weight.data_ptr(), weight), bias)
-
-
-@multiply_by_copy.register_fake
-def _(states, weight, bias):
-    return states.new_empty(*states.shape[:-1], weight.shape[0])

@@ -16,6 +16,7 @@ from .watched import is_transformed
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
 # than it gains (benchmarks/thresholds.py).
 _PARTS, _LEAST_IN_PARTS = 16, 1 << 17
+_LEAST_COLUMNS = 8  # rows from which `in_columns` is faster with AVX-512; with AVX2 it is from five on. By hand.
 # Multiplications below which nothing else gains; and below which oneDNN's overhead, tens of microseconds a call,
 # costs more than it gains (benchmarks/thresholds.py).
 _LEAST, _LEAST_WORK = _LEAST_IN_PARTS, 1 << 23
@@ -31,6 +32,29 @@ _ROWS = {torch.bfloat16: 1, torch.float32: 16}
 def by_onednn(states, weight, bias=None):
     """`F.linear` [..., I] -> [..., O] of a plain weight [O, I], or of a packed one."""
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+
+
+@torch.library.custom_op("blockformer::by_onednn", mutates_args=())
+def by_onednn_in_a_graph(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`by_onednn` as an operator: compiled code calls oneDNN's own with constant weights only."""
+    return by_onednn(states, weight, bias)
+
+
+@by_onednn_in_a_graph.register_fake
+def _(states, weight, bias):
+    return states.new_empty(*states.shape[:-1], weight.shape[0])
+
+
+def in_columns(states, weight, bias=None):
+    """`F.linear` of float32 states [..., I] of some rows, with the weight [O, I] first and the rows as columns.
+
+    MKL then reads the weight where it lies, and does not copy it into another layout at each call.
+    """
+    rows = states.reshape(-1, states.shape[-1])
+    if len(rows) < _LEAST_COLUMNS:
+        return F.linear(states, weight, bias)
+    outputs = torch.mm(weight, rows.t()).t().contiguous().reshape(*states.shape[:-1], len(weight))
+    return outputs if bias is None else outputs + bias
 
 
 def packed(weight):

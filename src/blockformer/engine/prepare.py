@@ -77,11 +77,10 @@ def prepare_for_inference(
             on two busy cores; later processes read the code from PyTorch's own cache (`TORCHINDUCTOR_CACHE_DIR`).
             Prompts are read layer by layer, and a model that does not write is prepared as without `compile`. Weights
             stay plain and are read as they are, so a changed weight is followed. 4-bit weights and a head in 8 bits are
-            held twice, and so are float32 weights once more than four rows are written, where another layout is faster;
-            the copies follow their weights, except when single numbers, or less than a sixteenth of the rows or
-            columns, are written through `.data`, when 4-bit weights are written through `.data`, or when tensors of
-            inference mode are written to. Models with classes and attention functions from outside of Blockformer,
-            PyTorch and transformers run uncompiled. On CUDA, `generate` writes by graphs of compiled layers.
+            held twice; the copies follow their weights, except when single numbers of a head, or less than a sixteenth
+            of its rows or columns, are written through `.data`, when 4-bit weights are written through `.data`, or when
+            tensors of inference mode are written to. Models with classes and attention functions from outside of
+            Blockformer, PyTorch and transformers run uncompiled. On CUDA, `generate` writes by graphs of compiled layers.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. The first token reads the plain head, which is kept.

@@ -15,12 +15,12 @@ from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditi
 from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
 from .compiler import has_compiler, is_of_compiler, progress
-from .copies import Following, PackedCopy
+from .copies import Following
 from .fallbacks import Uncompiled
 from .few_rows import MOST_ROWS, Rows
 from .low_bits import OrderedLinear, RoundedHead
 from .step_functions import StepFunctions
-from .step_layers import StepLayers, can_be_packed
+from .step_layers import StepLayers
 from .watched import unknown_code
 
 logger = logging.get_logger(__name__)
@@ -61,28 +61,17 @@ class CompiledSteps:
         return Following([RoundedHead(self._model.lm_head)] if self._head_bits else [], sampled=True)
 
     @functools.cached_property
-    def _packed(self) -> Following:
-        """Of the decoder and the head, for steps of many rows."""
-        parts = [*self._stack.modules(), self._model.lm_head]
-        return Following([PackedCopy(part) for part in dict.fromkeys(parts) if can_be_packed(part)], sampled=True)
-
-    @functools.cached_property
     def _stack(self):
         return self._model.get_decoder()
 
     def refresh(self) -> None:
         """Update the copies of weights that have changed."""
-        for copies in self._followed():
-            copies.refresh()
-
-    def _followed(self) -> list[Following]:
-        """The copies; packed ones only once a step of many rows has asked for them."""
-        packed = vars(self).get("_packed")
-        return [self._ordered, self._rounded, *([] if packed is None else [packed])]
+        self._ordered.refresh()
+        self._rounded.refresh()
 
     def bytes_of_copies(self) -> int:
         """Of weights in another layout, held in addition to the plain ones."""
-        return sum(copies.nbytes for copies in self._followed())
+        return self._ordered.nbytes + self._rounded.nbytes
 
     def functions_for(self, sources: int, beams: int) -> StepFunctions:
         """The compiled parts for a batch of one source or several, with so many beams each.
@@ -121,8 +110,7 @@ class CompiledSteps:
         in_place = {layer: copy for copy in self._ordered.copies for layer in copy.layers}
         if rows is not None:
             in_place |= {layer: copy for copy in self._rounded.copies for layer in copy.layers}
-        packed = {layer for copy in self._packed.copies for layer in copy.layers} if rows is None else set()
-        copied = StepLayers(rows, self._model.dtype, in_place, packed)
+        copied = StepLayers(rows, self._model.dtype, in_place)
         return StepFunctions(self._model, beams, copied=copied, device="cpu")
 
     def computed(self, functions: StepFunctions, *arguments):

@@ -4,7 +4,7 @@ I inputs and O outputs of a linear layer, N tokens, k experts of a token, E expe
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -14,29 +14,25 @@ from ..model.attention import Attention
 from ..model.experts import Experts
 from .attention import PreparedAttention, StepAttention
 from .few_rows import Rows, as_rows, computed_once, rows_of
-from .linear import QuickLinear
-from .measure import PACKED, is_faster
-
-# Weights from which many rows are multiplied faster by a packed copy in compiled code; by hand, near
-# `packed._LEAST_WEIGHTS`.
-_LEAST_PACKED = 1 << 16
+from .linear import QuickLinear, by_onednn_in_a_graph, in_columns
+from .measure import ONEDNN, is_faster
 
 
 class StepLinear(nn.Linear):
     """A linear layer for as many rows as a step has: states [..., I] -> [..., O], summed in float32.
 
     Attributes:
-        rows: the number that its loop is for; None if it uses `product`, for any number.
-        product: a library's, of states, weight and bias.
+        rows: the number that its loop is for; None if it uses `matmul`, for any number.
+        matmul: a library's, of states, weight and bias.
     """
 
     rows: Rows | None = None
-    product: Callable = staticmethod(F.linear)
+    matmul: Callable = staticmethod(F.linear)
 
     def forward(self, states):
-        """The product."""
+        """As `F.linear`."""
         if self.rows is None:
-            return self.product(states, self.weight, self.bias)
+            return self.matmul(states, self.weight, self.bias)
         weight = self.weight.float()
         return as_rows([(weight * row).sum(-1) for row in rows_of(states, self.rows)], states, self.rows, self.bias)
 
@@ -74,17 +70,13 @@ class StepLayers:
         rows: of a step; None: any number.
         dtype: of the model.
         in_place: layers and their replacements, which hold 4-bit weights in another order or a rounded head.
-        packed: the layers of which there is a packed copy.
     """
 
-    def __init__(
-        self,
-        rows: Rows | None,
-        dtype: torch.dtype,
-        in_place: Mapping[nn.Module, nn.Module],
-        packed: Collection[nn.Module] = (),
-    ):
-        self.in_place, self.packed = in_place, packed
+    def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
+        self.in_place = in_place
+        self.matmul: Callable = F.linear
+        if dtype is torch.float32:
+            self.matmul = by_onednn_in_a_graph if is_faster(ONEDNN, dtype) else in_columns
         self.rows = None if dtype is torch.float64 else rows
 
     def __call__(self, module: nn.Module) -> nn.Module:
@@ -97,16 +89,8 @@ class StepLayers:
         own = copy.copy(module)
         own.__class__ = _CLASSES.get(type(module), type(module))
         if isinstance(own, StepLinear):
-            own.rows = self.rows
-            if module in self.packed:
-                own.product = torch.ops.blockformer.multiply_by_copy
+            own.rows, own.matmul = self.rows, self.matmul
         return own
-
-
-def can_be_packed(layer: nn.Module) -> bool:
-    """Whether many rows are multiplied faster by a packed copy of a layer's weight."""
-    is_linear = _CLASSES.get(type(layer)) is StepLinear and layer.weight.dtype is torch.float32
-    return is_linear and layer.weight.numel() >= _LEAST_PACKED and is_faster(PACKED, torch.float32)
 
 
 def twin(module: nn.Module, in_place: Mapping[nn.Module, nn.Module], copied: Callable = copy.copy) -> nn.Module:
