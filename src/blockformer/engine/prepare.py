@@ -80,7 +80,7 @@ def prepare_for_inference(
             held twice; the copies follow their weights, except when single numbers of a head, or less than a sixteenth
             of its rows or columns, are written through `.data`, when 4-bit weights are written through `.data`, or when
             tensors of inference mode are written to. Models with classes and attention functions from outside of
-            Blockformer, PyTorch and transformers run uncompiled. On CUDA, `generate` writes by graphs of compiled layers.
+            Blockformer, PyTorch and transformers run uncompiled. On CUDA, `generate` writes by CUDA graphs.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. The first token reads the plain head, which is kept.
