@@ -22,8 +22,8 @@ from .test_encoder_families import SIZES as ENCODER_SIZES
 from .test_gemma_embeddings import second
 
 IN_EMBEDDING = {name for name, family in FAMILIES.items() if family.settings.scales_in_embedding}
-TOKENS_ONLY = {"gemma4_text", "marian"}
-"""Their layers read the tokens too, or their encoder scales what it looks up and nothing else."""
+TOKENS_ONLY = {"falcon_h1", "gemma4_text", "marian"}
+"""Their layers read the tokens too, or what they look up is scaled and nothing else."""
 
 
 def theirs_of(family):

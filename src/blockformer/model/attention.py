@@ -113,10 +113,7 @@ class AttentionFields(Part):
         None, "an integer above 1", "attention", "tokens that a sliding layer sees; in an encoder, to each side"
     )
     layer_types: list | None = axis(
-        None,
-        "a list",
-        "attention",
-        "{full, sliding, linear}_attention, conv, state_space and both; None: by window",
+        None, "a list", "attention", "{full, sliding, linear}_attention, conv, state_space, both; None: by window"
     )
     pruned_heads: dict | None = axis(
         None, "a dict, layer -> list of heads", "attention", "query heads removed from self-attention"

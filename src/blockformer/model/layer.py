@@ -222,8 +222,7 @@ class Layer(GradientCheckpointingLayer):
         if self.training:
             change = F.dropout(change, self.dropout)
         states = hidden_states + change
-        states = states if states.dtype is not torch.float16 else _hold_finite(states)
-        return self._norm(f"{sublayer}_post_norm", states)
+        return self._norm(f"{sublayer}_post_norm", _hold_finite(states) if states.dtype is torch.float16 else states)
 
     def _norm(self, name: str, states):
         norm = self._modules.get(name)

@@ -184,8 +184,7 @@ class Stack(BlockformerPreTrainedModel):
     def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
         """The layers one after the other, as many as the config says while `generate` drafts with the first ones."""
         masks, distances, vectors = layer_inputs.masks, layer_inputs.distances, layer_inputs.token_inputs
-        # Each layer gets its own by position.
-        layer_inputs = layer_inputs._replace(masks={}, distances=None, token_inputs=None)
+        layer_inputs = layer_inputs._replace(masks={}, distances=None, token_inputs=None)  # they go by position
         for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
             own = () if vectors is None else (vectors[:, :, layer.layer_idx],)
             given = (encoder_hidden_states, masks[layer.layer_type], distances, *own)
@@ -212,9 +211,8 @@ class Stack(BlockformerPreTrainedModel):
         if self.config.padding_position != "index":
             is_token, own = padding_before(self.config, places, is_token, input_ids)
         positions = places[None] if is_token is None else counted_positions(is_token, own, 0 if is_mask else places[0])
-        batch, length = positions.shape
-        longest = past + length if isinstance(past, int) and batch == 1 and not is_mask else None
-        check_positions(self.config, positions, (batch, length), longest)
+        longest = past + len(places) if isinstance(past, int) and len(positions) == 1 and not is_mask else None
+        check_positions(self.config, positions, positions.shape, longest)
         return positions
 
     def _uses_cache(self, use_cache, past_key_values) -> bool:
