@@ -51,9 +51,9 @@ def in_columns(states, weight, bias=None):
     MKL then reads the weight where it lies, and does not copy it into another layout at each call.
     """
     rows = states.reshape(-1, states.shape[-1])
-    if len(rows) < _LEAST_COLUMNS:
+    if rows.shape[0] < _LEAST_COLUMNS:
         return F.linear(states, weight, bias)
-    outputs = torch.mm(weight, rows.t()).t().contiguous().reshape(*states.shape[:-1], len(weight))
+    outputs = torch.mm(weight, rows.t()).t().contiguous().reshape(*states.shape[:-1], weight.shape[0])
     return outputs if bias is None else outputs + bias
 
 

@@ -211,7 +211,7 @@ class Stack(BlockformerPreTrainedModel):
         if self.config.padding_position != "index":
             is_token, own = padding_before(self.config, places, is_token, input_ids)
         positions = places[None] if is_token is None else counted_positions(is_token, own, 0 if is_mask else places[0])
-        longest = past + len(places) if isinstance(past, int) and len(positions) == 1 and not is_mask else None
+        longest = past + places.shape[0] if isinstance(past, int) and positions.shape[0] == 1 and not is_mask else None
         check_positions(self.config, positions, positions.shape, longest)
         return positions
 
