@@ -141,7 +141,7 @@ class OrderedLinear(nn.Module):
         vars(self)["_parameters"] = layer._parameters
 
     def forward(self, states):
-        """The product."""
+        """As `F.linear`."""
         return self._many_rows(states) if self.rows is None else self._few_rows(states, self.rows)
 
     def make(self) -> None:
@@ -207,7 +207,7 @@ class RoundedHead(nn.Module):
         vars(self)["_parameters"] = head._parameters
 
     def forward(self, states):
-        """The product of few rows."""
+        """As `F.linear`, for few rows."""
         weight = self.rounded_weight.to(torch.int32).float()  # without the step between, the loop is four times as slow
         outputs = [(weight * row).sum(-1) * self.row_scales for row in rows_of(states, self.rows)]
         return as_rows(outputs, states, self.rows, self.bias)
