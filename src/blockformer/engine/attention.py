@@ -93,9 +93,6 @@ class UnpaddedAttention(KnowsUnpadding, Attention):
 class PreparedAttention(SharesSources, UnpaddedAttention):
     """`Attention` of a model prepared for inference: its beams share a source."""
 
-    def _attends_by_engine(self) -> bool:
-        return is_in_use(self.config) and is_enabled()
-
 
 class StepAttention(PreparedAttention):
     """`Attention` in a compiled step on a CPU: one query token, or few, as loops over the keys."""

@@ -7,6 +7,7 @@ from torch import nn
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
 from ..model.disentangled import DisentangledAttention
+from ..model.hybrid import OF_HYBRID
 from ..model.latent_attention import LatentAttention
 from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
@@ -27,7 +28,7 @@ from .measure import is_enabled
 from .packed import pack_weights, unpack_weights
 from .runtime import (
     AcceleratorRuntime,
-    CompiledRuntime,
+    CapturingRuntime,
     LoadedRuntime,
     PreparedRuntime,
     TrainingRuntime,
@@ -108,17 +109,17 @@ def prepare_for_inference(
         _make_plain(model)
         _prepare_on_accelerator(model, compile)
         return model
-    if compile and step.can_compile(model):
-        _make_plain(model)
-        _give_runtime(model, PreparedRuntime)
-        model.runtime = CompiledRuntime(Decoding(model, "cpu", step.CompiledSteps(model, head_bits)))
-        if is_enabled():
-            _put_in(model, _PREPARED)
-        return model
+    writes = step.can_compile(model)
     _forget_compiled(model)
     _take_out(model)
+    if compile and writes:
+        unpack_weights(model)  # a step reads plain ones
+    else:
+        pack_weights(model)
     _give_runtime(model, PreparedRuntime)
-    pack_weights(model)
+    if writes and not hasattr(model.config, OF_HYBRID):  # layers with both keys and a state
+        steps = step.CompiledSteps(model, head_bits) if compile else None
+        model.runtime = WritingRuntime(Decoding(model, "cpu", steps))
     if is_enabled():
         _put_in(model, _PREPARED)
     return model
@@ -161,7 +162,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if accelerator.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime = WritingRuntime(Decoding(model, accelerator.DEVICE))
+        model.runtime = CapturingRuntime(Decoding(model, accelerator.DEVICE, by_graphs=True))
 
 
 def _make_plain(model) -> None:
@@ -244,7 +245,7 @@ def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
 def _forget_compiled(model) -> None:
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
-            if isinstance(module.runtime, WritingRuntime):
+            if isinstance(module.runtime, CapturingRuntime):
                 module.runtime.decoding.undo()
             module.runtime = module.usual_runtime()
 

@@ -45,7 +45,7 @@ class _Buffers(Cache):
         return self.length, 0
 
 
-class _State:
+class State:
     """What a layer that keeps a state holds, in buffers: the last tokens before a convolution [B, D, W], and the state.
 
     A step reads and writes it as the library's `LinearAttentionLayer`.
@@ -154,7 +154,7 @@ class LayersPart(nn.Module):
             own = slice(2 * index, 2 * index + 2)
             cache: Cache = _Buffers(slot, length, buffers[own], self.written)
             if keeps_state(layer):
-                cache, mask = Cache(layers=[_State(buffers[own])]), None  # the new token is not padding
+                cache, mask = Cache(layers=[State(buffers[own])]), None  # the new token is not padding
             if source_mask is not None:
                 keys, values = sources[own]
                 cache = _Caches(cache, keys, values, layer.layer_idx)
