@@ -278,13 +278,13 @@ def test_without_the_kernel_only_attention_is_padded(family, monkeypatch):
     monkeypatch.setattr(accelerator, "_LEAST_WORK_OF_FLOAT32", 0)
     monkeypatch.setattr(accelerator, "_LEAST_SHARE", 0)
     monkeypatch.setattr(accelerator, "kernel", lambda: None)
-    seen, attend = [], accelerator.attend_side_by_side
+    seen, attend = [], attention.attend_side_by_side
 
     def counted(plain, module, query, *args, **kwargs):
         seen.append(query.shape[2])
         return attend(plain, module, query, *args, **kwargs)
 
-    monkeypatch.setattr(accelerator, "attend_side_by_side", counted)
+    monkeypatch.setattr(attention, "attend_side_by_side", counted)
     plain, quick = make(family)
     for given in (batch(plain), {**batch(plain), **prompts([4, 9, 6])}):
         seen.clear()
@@ -541,11 +541,9 @@ def test_it_explains_itself(monkeypatch):
     assert "prepare_for_inference" not in "".join(parts.values())
     assert "not repeated" in parts["attention"]
     assert "large batches" in parts["padding"]
-    assert "grows in place" in parts["the cache"]
     model.prepare_for_training()
     parts = {part.name: f"{part.way} {part.reason}" for part in blockformer.explain(model).parts}
     assert "compile=True" in parts["one more token"]
-    assert "the library's" in parts["the cache"]
 
 
 def test_where_nothing_compiles_it_says_so():

@@ -17,9 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMixin, MaxLengthCriteria
 
-from .attention import is_in_use
+from .attention import SharesSources, is_in_use
 from .beam_search import BeamSearch
-from .beams import SharesSources, one_of_each
 from .fallbacks import Fallbacks, OtherLoop
 from .forbidden import only_forbid, without_forbidden
 from .graphs import Prompt, Steps, room_for
@@ -137,7 +136,7 @@ class Decoding:
             raise OtherLoop(f"{type(call.own_criteria[0]).__name__} is given")
         if call.beams > 1:
             begins = (input_ids, mask, named.get("attention_mask"), *(named.get("encoder_outputs") or ())[:1])
-            if any(each is not None and one_of_each(each, call.beams) is None for each in begins):
+            if not all(each is None or _are_equal(each, call.beams) for each in begins):
                 raise OtherLoop("beams begin with different texts")
         if self.compiled is not None:
             self.compiled.functions_for(*call.kind)  # before the prompt is read
@@ -393,6 +392,12 @@ def _may_be_own(part) -> bool:
         return False
     held = (each for each in vars(part).values() if not isinstance(each, PreTrainedTokenizerBase))
     return type(part).__module__.partition(".")[0] != "transformers" or any(map(callable, held))
+
+
+def _are_equal(rows, beams: int) -> bool:
+    """Whether each `beams` rows of [B * n, ...] are equal."""
+    groups = rows.unflatten(0, (-1, beams))
+    return torch.equal(groups, groups[:, :1].expand_as(groups))
 
 
 def _beams_of(named: dict) -> int:

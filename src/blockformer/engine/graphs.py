@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from .beams import has_state, held_by
 from .few_rows import BLOCK
 from .parts import CPUParts, ModelParts, Parts
-from .step_parts import WRITTEN
+from .step_parts import WRITTEN, has_state, held_by
 
 _LEAST_ROOM = 128
 

@@ -6,8 +6,8 @@ B rows, T tokens of the prompt.
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from ..model.compat import CACHE
-from .beams import has_state, held_by
 from .fallbacks import OtherLoop
+from .step_parts import has_state, held_by
 
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 

@@ -38,10 +38,12 @@ class Unpadding:
     Attributes:
         masks: one mask for each sequence, or None where no key needs hiding and there is no bias.
         bias: [1, H, L or more, L or more] of scores, which all layers and sequences share, or None.
+        side_by_side: see `sequences`, once that was needed.
     """
 
     masks = None
     bias = None
+    side_by_side = None
 
     def __init__(self, shape, indices, lengths: list):
         self.shape, self.indices, self.lengths = tuple(shape), indices, lengths
