@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 
 import blockformer
 from blockformer import explain, preset, warm_up
-from blockformer.engine import fallbacks, linear, measure
+from blockformer.engine import choices, fallbacks, linear
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
 
 def test_the_matmuls_of_this_processor_are_named(monkeypatch):
     monkeypatch.setattr(
-        measure, "FASTER_HERE", {(measure.IN_PARTS, torch.float32): True, (measure.PACKED, torch.float32): False}
+        choices, "FASTER_HERE", {(choices.IN_PARTS, torch.float32): True, (choices.PACKED, torch.float32): False}
     )
     explanation = explain(make())
     assert explanation.matmuls == {"few rows in parts (float32)": True, "packed weights (float32)": False}
     assert str(explanation).endswith("few rows in parts (float32)")
-    monkeypatch.setattr(measure, "FASTER_HERE", {})
+    monkeypatch.setattr(choices, "FASTER_HERE", {})
     assert str(explain(make())).endswith("PyTorch's matmul")
 
 

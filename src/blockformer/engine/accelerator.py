@@ -15,7 +15,7 @@ from transformers.utils import is_flash_attn_2_available
 from ..model.attention import Attention
 from ..model.compat import causal_masks, encoder_masks, is_mapped
 from ..model.positions import adds_to_scores
-from .measure import is_enabled
+from .choices import is_enabled
 from .unpadding import Unpadding, find_unpadding
 
 DEVICE = "cuda"

@@ -19,10 +19,10 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 
 from .attention import SharesSources, is_in_use
 from .beam_search import BeamSearch
+from .choices import is_enabled
 from .fallbacks import Fallbacks, OtherLoop
 from .forbidden import only_forbid, without_forbidden
 from .graphs import Prompt, Steps, room_for
-from .measure import is_enabled
 from .parts import CPUParts, ModelParts, Parts
 from .seen_cache import seen_cache, tokens_in
 from .step import CompiledSteps

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from ..model.awq_linear import QuantizedLinear
 from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
-from . import measure
+from . import choices
 from .accelerator import SharingAttention
 from .linear import QuickLinear
 from .low_bits import PreparedQuantizedLinear
@@ -95,7 +95,7 @@ def explain(model) -> Explanation:
         (*_writing(model), *map(_layers, _stacks_of(model)), *_products(model), *_rest(model)),
         _bytes_held_twice(model),
         reasons,
-        {f"{way} ({str(dtype).removeprefix('torch.')})": here for (way, dtype), here in measure.FASTER_HERE.items()},
+        {f"{way} ({str(dtype).removeprefix('torch.')})": here for (way, dtype), here in choices.FASTER_HERE.items()},
     )
 
 

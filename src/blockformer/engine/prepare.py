@@ -20,11 +20,11 @@ from .attention import (
     UnpaddedDisentangledAttention,
     sdpa_attention,
 )
+from .choices import is_enabled
 from .decoding import Decoding
 from .delta_kernels import apply_rule
 from .linear import QuickLinear, can_be_quick
 from .low_bits import PreparedQuantizedLinear, can_be_in_order, check_head
-from .measure import is_enabled
 from .packed import pack_weights, unpack_weights
 from .runtime import (
     AcceleratorRuntime,
@@ -63,7 +63,8 @@ def prepare_for_inference(
     """Make a model faster at inference, on its present device.
 
     On a CPU, weights are packed for the processor, matmuls of few rows are split, and half precision is multiplied in
-    float32, each on processors where it is faster. On a CUDA device, the padding of large
+    float32, each on processors where it is faster. `generate` writes by a loop of ours, into buffers with room to
+    spare, where the beams of a source share its keys and values. On a CUDA device, the padding of large
     batches is skipped, in half precision with PyTorch's kernel for sequences of any length, and long contexts with soft
     caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
     tensors. A packed weight is still the same parameter. Until `prepare_for_training` no weight learns, and whatever
@@ -72,7 +73,7 @@ def prepare_for_inference(
 
     Args:
         model: a Blockformer model of this package.
-        compile: have `generate` write by a step that `torch.compile` compiles; calls of the model itself, such as a
+        compile: have the step of that loop compiled by `torch.compile`; calls of the model itself, such as a
             loop of your own makes, run as without `compile`. This needs a C++ compiler, and the first batch of each
             kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds for a small decoder
             on two busy cores; later processes read the code from PyTorch's own cache (`TORCHINDUCTOR_CACHE_DIR`).

@@ -9,8 +9,8 @@ from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
 from . import accelerator
 from .attention import is_in_use
+from .choices import is_enabled, is_switched_on
 from .decoding import Decoding
-from .measure import is_enabled, is_switched_on
 from .unpadding import (
     find_unpadding,
     is_recording,
