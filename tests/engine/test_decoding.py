@@ -1,6 +1,7 @@
 """The loop that writes text next to the library's: by the model's `forward`, and as on a GPU, on the CPU uncompiled."""
 
 import copy
+import functools
 import pickle
 import threading
 
@@ -394,7 +395,8 @@ def test_a_hook_and_a_cache_of_the_caller_s_are_seen(loop):
     plain, quick = make("qwen3")
     calls = []
     hook = quick.model.layers[1].register_forward_hook(lambda *given: calls.append(1))
-    assert_as_library((plain, quick), served=False, **prompts([5]), max_new_tokens=4, do_sample=False)
+    served = loop == "model"  # it calls the model as the library does
+    assert_as_library((plain, quick), served=served, **prompts([5]), max_new_tokens=4, do_sample=False)
     assert len(calls) == 4
     hook.remove()
     ids = prompts([9])["input_ids"]
@@ -404,6 +406,28 @@ def test_a_hook_and_a_cache_of_the_caller_s_are_seen(loop):
         texts.append(model.generate(ids, past_key_values=cache, max_new_tokens=6, do_sample=False))
         assert cache.get_seq_length() > 9
     assert torch.equal(*texts)
+
+
+def _note(outputs, name, part, given, output):
+    first = output[0] if isinstance(output, tuple) else output
+    outputs.append((name, [*first.shape] if isinstance(first, torch.Tensor) else None))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "bamba", "t5"])
+def test_hooks_of_a_prepared_model_see_what_they_see_in_the_library_s_loop(name):
+    """Also in a mode that draws numbers, and with attention that is not PyTorch's."""
+    seen: list = []
+    for model in (make(name)[0], make(name)[0].prepare_for_inference()):
+        model.set_attn_implementation("eager")
+        model.get_decoder().layers[1].train()
+        outputs: list = []
+        for place, part in model.get_decoder().named_modules():
+            part.register_forward_hook(functools.partial(_note, outputs, place))
+        torch.manual_seed(0)
+        text = model.generate(**prompts([6, 4]), max_new_tokens=8, do_sample=True, eos_token_id=None)
+        seen.append((text.tolist(), outputs, torch.rand(1)))
+    assert seen[0] == seen[1]
+    assert not model.runtime.decoding.fallbacks.reasons
 
 
 def test_a_changed_weight_is_seen(loop):

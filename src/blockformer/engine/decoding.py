@@ -27,8 +27,7 @@ from .parts import CPUParts, ModelParts, Parts
 from .seen_cache import seen_cache, tokens_in
 from .step import CompiledSteps
 from .step_parts import WRITTEN, keeps_state
-from .unpadding import is_watched
-from .watched import Modules
+from .watched import Modules, is_watched
 
 MOST_LATE = 8
 """Tokens that are launched after the last one of a text, at most."""
@@ -124,9 +123,10 @@ class Decoding:
             raise OtherLoop("the target is padded")
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self._device):
             raise OtherLoop("gradients are on" if torch.is_grad_enabled() else "autocast is on")
-        if not is_in_use(model.config):
+        follows = self._by_model and _beams_of(named) == 1  # every call of the model is as the library makes it
+        if not follows and not is_in_use(model.config):
             raise OtherLoop(f"attention is computed by '{model.config._attn_implementation}'")
-        if self._is_touched():
+        if not follows and self._is_touched():
             raise OtherLoop("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
         for name in _NOT_CALLED:
             if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
@@ -159,7 +159,8 @@ class Decoding:
         if not self._by_graphs:
             parts = call.by_model(call.kind[1]) if self.compiled is None else CPUParts(self.compiled, *call.kind)
             length = call.input_ids.shape[1]
-            steps = Steps(parts, prompt, room_for(length + length // 2 + WRITTEN), scores.shape[-1])
+            room = room_for(min(length + length // 2, call.longest) + WRITTEN)
+            steps = Steps(parts, prompt, room, scores.shape[-1])
             steps.begin(prompt, call.input_ids, call.ends, call.pad)
             return steps, scores
         room = room_for(call.longest + 1)

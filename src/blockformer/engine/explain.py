@@ -17,7 +17,7 @@ from .packed import PackedLinear
 from .prepare import check_class
 from .runtime import AcceleratorRuntime, CapturingRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
 from .step import can_compile, uncompiled_field
-from .unpadding import is_watched
+from .watched import is_watched
 
 _PREPARE = "prepare_for_inference() may make it faster"
 _COMPILE = "prepare_for_inference(compile=True) compiles it"

@@ -14,11 +14,11 @@ from .decoding import Decoding
 from .unpadding import (
     find_unpadding,
     is_recording,
-    is_watched,
     knows_unpadding,
     plan_without_padding,
     unpadding_in,
 )
+from .watched import is_watched
 
 logger = logging.get_logger(__name__)
 
