@@ -8,6 +8,8 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from blockformer.model.attention import Attention
 
+pytestmark = pytest.mark.versions
+
 WRITES = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True}
 WRITES |= {"output_scores": True}
 

@@ -114,6 +114,7 @@ def assert_as_library(pair, served=True, **settings):
     return found
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("name", [*DECODERS, *SOURCED])
 def test_texts_are_the_library_s(name, loop):
     pair = make(name)
