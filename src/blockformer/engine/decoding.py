@@ -237,17 +237,16 @@ class _Call:
         """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
         is_compiled = self._watched is not None and not isinstance(steps.parts, ModelParts)
         if is_compiled and self._runs_code and not self._watched.are_untouched():
-            self._go_on_plainly(steps, length, "code of the caller's has changed the model in the middle of a text")
+            self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
         try:
             steps.advance(length, greedy)
         except OtherLoop as reason:
-            self._go_on_plainly(steps, length, str(reason))
+            self._go_on_plainly(steps, str(reason))
             steps.advance(length, greedy)
         self.held = length
 
-    def _go_on_plainly(self, steps: Steps, length: int, problem: str) -> None:
-        self.problem = problem
-        steps.parts = self.by_model()
+    def _go_on_plainly(self, steps: Steps, problem: str) -> None:
+        self.problem, steps.parts = problem, self.by_model()
 
     def fill(self, steps: Steps, length: int) -> None:
         """Have the caller's cache, if there is one, hold so many tokens of the text."""
