@@ -25,9 +25,10 @@ from transformers import (
 import blockformer
 from blockformer import preset
 from blockformer.engine import compiler, decoding, graphs
-from blockformer.engine.decoding import MOST_LATE, Decoding
+from blockformer.engine.decoding import Decoding
 from blockformer.engine.graphs import room_for
 from blockformer.engine.runtime import AcceleratorRuntime, CapturingRuntime
+from blockformer.engine.sampling import MOST_LATE
 
 DECODERS = {
     "qwen3": {"num_key_value_heads": 2},

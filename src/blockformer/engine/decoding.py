@@ -1,16 +1,13 @@
 """The loop of a prepared model that writes: greedy search and sampling, as in the library's `_sample`, and beams.
 
 Keys and values lie in buffers with room to spare, and beams of a source share its own. A step is compiled, on a GPU
-captured, or it is the model's own `forward`. The host of a GPU never waits for a token. It launches the next one, and
-reads some tokens late whether all rows have ended; what was written after the end is cut off. Processors and criteria
-that a call asks for are the library's own. If code of the caller's changes the model between two tokens, by a hook for
-example, the model itself writes the rest.
+captured, or it is the model's own `forward`. Processors and criteria that a call asks for are the library's own. If
+code of the caller's changes the model between two tokens, by a hook for example, the model itself writes the rest.
 
 B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabulary.
 """
 
 import threading
-from collections import deque
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -21,17 +18,14 @@ from .attention import SharesSources, is_in_use
 from .beam_search import BeamSearch
 from .choices import is_enabled
 from .fallbacks import Fallbacks, OtherLoop
-from .forbidden import only_forbid, without_forbidden
 from .graphs import Prompt, Steps, room_for
 from .parts import CPUParts, ModelParts, Parts
+from .sampling import Sampling
 from .seen_cache import seen_cache, tokens_in
 from .step import CompiledSteps
 from .step_parts import WRITTEN, keeps_state
 from .watched import Modules, is_watched
 
-MOST_LATE = 8
-"""Tokens that are launched after the last one of a text, at most."""
-_BETWEEN = MOST_LATE // 2  # tokens from one question whether the text has ended to the next; an answer is read one late
 _KEPT = 2  # buffers that are kept for later calls
 _SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}
 _KNOWN = {
@@ -42,6 +36,7 @@ _KNOWN = {
 _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 # Fields of a config by which every call returns more, and of a call's settings.
 _COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
+_TOUCHED = "a module was replaced or wrapped, has a hook or another setting, or is in training mode"
 _RETURNED_TOO = (*_COLLECTED[:2], "output_scores", "output_logits")
 
 
@@ -88,7 +83,7 @@ class Decoding:
             self.fallbacks.note(str(reason))
             return None
         try:
-            text = (_Text if call.beams == 1 else BeamSearch)(call, steps, scores).written()
+            text = (Sampling if call.beams == 1 else BeamSearch)(call, steps, scores).written()
             return call.returned(text, steps)
         except BaseException:  # of the caller's code, or an interrupt: the caller may go on from what was written
             call.fill(steps, call.held)
@@ -123,41 +118,59 @@ class Decoding:
             raise OtherLoop("the target is padded")
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self._device):
             raise OtherLoop("gradients are on" if torch.is_grad_enabled() else "autocast is on")
-        follows = self._by_model and _beams_of(named) == 1  # every call of the model is as the library makes it
-        if not follows and not is_in_use(model.config):
-            raise OtherLoop(f"attention is computed by '{model.config._attn_implementation}'")
-        if not follows and self._is_touched():
-            raise OtherLoop("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
         for name in _NOT_CALLED:
             if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
                 raise OtherLoop(f"{name} was replaced")
-        call = _Call(model, input_ids, named, self._watched, self._by_graphs)
+        call = _Call(model, input_ids, named, self._by_graphs)
+        if not self._by_model:
+            self._check_steps(call)
+        if call.watched is None and call.beams > 1 and self._sees_beams(model):
+            raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
+        if call.watched is None and call.shares_source and call.runs_code:
+            raise OtherLoop("beams share a source, and code of the caller's might change the model")
         if call.beams > 1 and call.own_criteria:
             raise OtherLoop(f"{type(call.own_criteria[0]).__name__} is given")
         if call.beams > 1:
             begins = (input_ids, mask, named.get("attention_mask"), *(named.get("encoder_outputs") or ())[:1])
             if not all(each is None or _are_equal(each, call.beams) for each in begins):
                 raise OtherLoop("beams begin with different texts")
-        if self.compiled is not None:
-            self.compiled.functions_for(*call.kind)  # before the prompt is read
         return call
 
-    def _is_touched(self) -> bool:
-        """Whether somebody watches the model, or it is not what its steps were compiled of."""
-        if self._by_model:
-            return is_watched(self._model) or any(each.training for each in self._model.modules())
-        with self._lock:
-            if self._watched is None:
-                # An encoder has read its source before.
-                encoder = self._model.get_encoder() if self._model.config.is_encoder_decoder else None
-                self._watched = Modules(self._model, without=encoder)
-            return not self._watched.are_untouched()
+    def _check_steps(self, call: "_Call") -> None:
+        """Have a call written by compiled steps, or on a CPU, where these cannot be used, by the model's own.
+
+        Raises:
+            OtherLoop: a GPU's cannot be used.
+        """
+        try:
+            if not is_in_use(call.model.config):
+                raise OtherLoop(f"attention is computed by '{call.model.config._attn_implementation}'")
+            with self._lock:
+                if self._watched is None:
+                    # An encoder has read its source before.
+                    encoder = call.model.get_encoder() if call.model.config.is_encoder_decoder else None
+                    self._watched = Modules(call.model, without=encoder)
+                is_touched = not self._watched.are_untouched()
+            if is_touched:
+                raise OtherLoop(_TOUCHED)
+            if self.compiled is not None:
+                self.compiled.functions_for(*call.kind)
+            call.watched = self._watched
+        except OtherLoop as reason:
+            if self._by_graphs:
+                raise
+            self.fallbacks.note(str(reason))
+
+    @staticmethod
+    def _sees_beams(model) -> bool:
+        """Whether something in a model would see that a prompt is read once for all of its beams."""
+        return not is_in_use(model.config) or is_watched(model) or any(each.training for each in model.modules())
 
     def _read(self, call: "_Call"):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
         if not self._by_graphs:
-            parts = call.by_model(call.kind[1]) if self.compiled is None else CPUParts(self.compiled, *call.kind)
+            parts = call.by_model(call.kind[1]) if call.watched is None else CPUParts(self.compiled, *call.kind)
             length = call.input_ids.shape[1]
             room = room_for(min(length + length // 2, call.longest) + WRITTEN)
             steps = Steps(parts, prompt, room, scores.shape[-1])
@@ -186,30 +199,29 @@ class _Call:
         problem: why the model itself has written a part of the text, or None.
         is_late: whether the host goes on before it knows a token.
         held: how many tokens the buffers hold.
+        watched: the modules that the steps were compiled of; None if a step is the model's own.
 
     Args:
-        watched: the modules that the steps were compiled of; None if a step is the model's own.
         by_graphs: whether the steps are a GPU's.
     """
 
-    def __init__(self, model, input_ids, named: dict, watched: Modules | None, by_graphs: bool):
-        self.model, self.input_ids, self._named, self._watched = model, input_ids, named, watched
+    def __init__(self, model, input_ids, named: dict, by_graphs: bool):
+        self.model, self.input_ids, self._named = model, input_ids, named
+        self.watched: Modules | None = None
         self.problem: str | None = None
         self._by_graphs, self.held = by_graphs, input_ids.shape[1]
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
         self.streamer, self.beams = named.get("streamer"), _beams_of(named)
         sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
-        self.kind = len(input_ids) // sharing, sharing
+        self.kind, self.shares_source = (len(input_ids) // sharing, sharing), sharing > 1
         self.longest = self.criteria.max_length or self.settings.max_length
         ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
         pad = self.settings._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
         self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
-        self._runs_code = any(map(_may_be_own, (*self.processors, *self.criteria, self.streamer)))
-        if watched is None and sharing > 1 and self._runs_code:
-            raise OtherLoop("beams share a source, and code of the caller's might change the model")
+        self.runs_code = any(map(_may_be_own, (*self.processors, *self.criteria, self.streamer)))
         # What a streamer of the caller's does to a model counts from the next token on.
         self.is_late = by_graphs and not _may_be_own(self.streamer)
         self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
@@ -235,8 +247,8 @@ class _Call:
 
     def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
         """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
-        is_compiled = self._watched is not None and not isinstance(steps.parts, ModelParts)
-        if is_compiled and self._runs_code and not self._watched.are_untouched():
+        is_compiled = self.watched is not None and not isinstance(steps.parts, ModelParts)
+        if is_compiled and self.runs_code and not self.watched.are_untouched():
             self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
         try:
             steps.advance(length, greedy)
@@ -292,98 +304,10 @@ class _Call:
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
         logits = output.logits[:, -1].to(copy=True, dtype=torch.float32).repeat_interleave(self.beams, 0)
-        is_whole = self._watched is None or len(prompt.cache.layers) == len(self.model.get_decoder().layers)
+        is_whole = self.watched is None or len(prompt.cache.layers) == len(self.model.get_decoder().layers)
         if logits.shape[0] != rows or not is_whole:
             raise OtherLoop("the cache does not hold this model's keys and values")
         return prompt, logits
-
-
-class _Text:
-    """A text that is being written, of which the steps hold the tokens."""
-
-    def __init__(self, call: _Call, steps: Steps, scores):
-        self._call, self._steps, self._scores = call, steps, scores
-        self._unread: deque[_Late] = deque()
-        self._random: deque[torch.Tensor] = deque(maxlen=2 * MOST_LATE + 1)  # states before each of the last tokens
-
-    @torch.no_grad()
-    def written(self):
-        """All tokens [B, S]."""
-        call, steps = self._call, self._steps
-        start = call.input_ids.shape[1]
-        for length in range(start, call.longest):
-            if length > start:
-                call.advance(steps, length, call.is_greedy)
-            if length == start or not call.is_greedy:
-                self._choose(length)
-            if self._is_over(length - start):
-                break
-        while self._unread:
-            self._is_told(self._unread.popleft())
-        count = int(steps.count)
-        if call.streamer is not None:
-            call.streamer.end()
-        written = length + 1 - start
-        if call.settings.do_sample and count < written:  # as if nothing had been drawn after the end
-            _set_random(steps.ids.device, self._random[count - written])
-        return steps.output[:, : start + count].clone()
-
-    def _choose(self, length: int) -> None:
-        """The token at this index, by the library's processors and criteria."""
-        call, steps = self._call, self._steps
-        if length > call.input_ids.shape[1]:
-            assert steps.logits is not None
-            self._scores = steps.logits[:, -1]
-        if only_forbid(call.processors, length) and length > call.input_ids.shape[1]:
-            scores = without_forbidden(self._scores.float(), steps.output[:, :length], call.processors)
-        else:
-            scores = call.processors(steps.output[:, :length], self._scores.to(copy=True, dtype=torch.float32))
-        if call.settings.do_sample:
-            self._random.append(_get_random(steps.ids.device))
-            token = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
-        else:
-            token = scores.argmax(-1)
-        token = torch.where(steps.unfinished, token, steps.pad) if call.ends else token
-        steps.count += steps.unfinished.any()
-        steps.output[:, length] = token
-        steps.ids.copy_(token[:, None])
-        steps.unfinished &= ~call.criteria(steps.output[:, : length + 1], None)
-
-    def _is_over(self, number: int) -> bool:
-        """Whether the text is known to have ended, after this many tokens and one more."""
-        call, steps = self._call, self._steps
-        is_read = call.streamer is not None or bool(call.own_criteria)
-        if is_read or (call.ends and (not call.is_late or number % _BETWEEN == 0)):
-            tokens = None if call.streamer is None else steps.ids[:, 0]
-            self._unread.append(_Late(steps.unfinished.any(), tokens))
-        is_over = False
-        while len(self._unread) > (0 if call.own_criteria or not call.is_late else 1) and not is_over:
-            is_over = self._is_told(self._unread.popleft())
-        if is_over:
-            self._unread.clear()  # what came after the end
-        return is_over
-
-    def _is_told(self, late: "_Late") -> bool:
-        """Wait for what was to be read: a streamer gets its tokens. Whether all rows had ended then."""
-        late.wait()
-        if late.tokens is not None:
-            self._call.streamer.put(late.tokens)
-        return not bool(late.goes_on)
-
-
-class _Late:
-    """What the host reads later: whether a row goes on, and tokens int [B] or None."""
-
-    def __init__(self, goes_on, tokens):
-        self.goes_on = goes_on.to("cpu", non_blocking=True)
-        self.tokens = None if tokens is None else tokens.to("cpu", non_blocking=True, copy=True)
-        self._event = torch.cuda.Event() if goes_on.device.type == "cuda" else None
-        if self._event is not None:
-            self._event.record()
-
-    def wait(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
 
 
 def _may_be_own(part) -> bool:
@@ -402,11 +326,3 @@ def _are_equal(rows, beams: int) -> bool:
 
 def _beams_of(named: dict) -> int:
     return getattr(named.get("generation_config"), "num_beams", None) or 1
-
-
-def _get_random(device):
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_random(device, state) -> None:
-    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
