@@ -340,6 +340,16 @@ def test_the_readme_is_short_and_its_commands_are_there(name):
     assert {"demo", "test"} <= named <= set(" ".join(targets).split())
 
 
+@pytest.mark.parametrize("page", [*PAIRS["readme"], *PAIRS["supported"]], ids=["readme", "readme-zh", "en", "zh"])
+def test_a_page_counts_the_rebuilt_repos_as_their_table_does(page):
+    """How many there are, and by what their layout is known."""
+    rows = next(table for table in tables(ROOT / "docs" / "real-repos.md") if table[0][2] == "converts")[1:]
+    known = [sum(row[2] == how for row in rows) for how in ("yes", "remembered", "assumed")]
+    assert sum(known) == len(rows)
+    line = " ".join(prose(page).split())
+    assert re.search(rf"\b{len(rows)}\b.{{0,400}}\b{known[0]}\b.{{0,60}}\b{known[1]}\b.{{0,60}}\b{known[2]}\b", line, re.ASCII)
+
+
 @pytest.mark.parametrize("index", PAIRS["index"], ids=["en", "zh"])
 def test_every_page_is_linked_from_the_first(index):
     linked = {link.partition("#")[0] for link in LINK.findall(index.read_text(encoding="utf-8"))}
