@@ -343,11 +343,11 @@ def test_the_readme_is_short_and_its_commands_are_there(name):
 @pytest.mark.parametrize("page", [*PAIRS["readme"], *PAIRS["supported"]], ids=["readme", "readme-zh", "en", "zh"])
 def test_a_page_counts_the_rebuilt_repos_as_their_table_does(page):
     """How many there are, and by what their layout is known."""
-    rows = next(table for table in tables(ROOT / "docs" / "real-repos.md") if table[0][2] == "converts")[1:]
+    rows = next(table for table in tables(ROOT / "docs" / "real-repos.md") if "converts" in table[0])[1:]
     known = [sum(row[2] == how for row in rows) for how in ("yes", "remembered", "assumed")]
     assert sum(known) == len(rows)
-    line = " ".join(prose(page).split())
-    assert re.search(rf"\b{len(rows)}\b.{{0,400}}\b{known[0]}\b.{{0,60}}\b{known[1]}\b.{{0,60}}\b{known[2]}\b", line, re.ASCII)
+    counts = [str(len(rows)), *map(str, known)]
+    assert re.search(r"\b.{,400}\b".join(["", *counts, ""]), " ".join(prose(page).split()), re.ASCII)
 
 
 @pytest.mark.parametrize("index", PAIRS["index"], ids=["en", "zh"])
