@@ -15,9 +15,8 @@ from machine import processor_name
 from rich.console import Console
 from rich.table import Table
 from torch.nn import functional as F
-from transformers.cache_utils import DynamicLayer
 
-from blockformer.engine import growing_cache, linear, low_bits, packed
+from blockformer.engine import linear, low_bits, packed
 from blockformer.model.awq_linear import QuantizedLinear
 
 STEPS = (0.25, 0.5, 1, 2, 4)
@@ -63,22 +62,6 @@ def by_four_bits(rows: int) -> Pair:
     return _each([layer], lambda each: copy.multiply(states), lambda each: each.plain_product(states))
 
 
-def in_buffers(elements: int) -> Pair:
-    """64 tokens after keys of so many elements: written into a buffer, or concatenated."""
-    shape = (1, 8, max(1, elements // 512), 64)
-
-    def write(kind: type) -> Callable[[object], object]:
-        def run(_: object) -> None:
-            layer = kind()
-            layer.update(torch.zeros(shape), torch.zeros(shape))
-            for _token in range(64):
-                layer.update(torch.zeros(1, 8, 1, 64), torch.zeros(1, 8, 1, 64))
-
-        return run
-
-    return _each([None], write(growing_cache.GrowingLayer), write(DynamicLayer))
-
-
 def _each(held: list, fast: Callable, plain: Callable) -> Pair:
     return (lambda: [fast(each) for each in held]), (lambda: [plain(each) for each in held])
 
@@ -89,7 +72,6 @@ THRESHOLDS: dict[str, tuple[int, Callable[[int], Pair]]] = {
     "packed._LEAST_WEIGHTS[float32], weights": (packed._LEAST_WEIGHTS[torch.float32], by_packed),
     "linear._MANY_ROWS, rows": (linear._MANY_ROWS, by_float32),
     "low_bits.MOST_PACKED_ROWS, rows": (low_bits.MOST_PACKED_ROWS, by_four_bits),
-    "growing_cache._FEW, elements": (growing_cache._FEW, in_buffers),
 }
 
 

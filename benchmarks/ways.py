@@ -16,7 +16,7 @@ import workloads
 from rich.console import Console
 from sizes import Size
 
-from blockformer.engine import measure
+from blockformer.engine import choices
 
 Work = Callable[..., list[float]]
 """Does a piece of work with a model; seconds of each of its equal parts."""
@@ -25,12 +25,12 @@ Work = Callable[..., list[float]]
 @contextlib.contextmanager
 def without_way(way: str) -> Iterator[None]:
     """While it lasts, models are prepared, and run, without a way."""
-    before = measure.FASTER_HERE
-    measure.FASTER_HERE = {each: is_faster and each[0] != way for each, is_faster in before.items()}
+    before = choices.FASTER_HERE
+    choices.FASTER_HERE = {each: is_faster and each[0] != way for each, is_faster in before.items()}
     try:
         yield
     finally:
-        measure.FASTER_HERE = before
+        choices.FASTER_HERE = before
 
 
 def rows(size: Size, dtypes, console: Console) -> Iterator[workloads.Row]:
@@ -46,7 +46,7 @@ def rows(size: Size, dtypes, console: Console) -> Iterator[workloads.Row]:
 
 def _measured(model, name: str, works: dict[str, tuple], size: Size, console: Console) -> Iterator[workloads.Row]:
     dtype, base = model.dtype, copy.deepcopy(model).prepare_for_inference()
-    for way in [way for (way, its_dtype), is_faster in measure.FASTER_HERE.items() if is_faster and its_dtype is dtype]:
+    for way in [way for (way, its_dtype), is_faster in choices.FASTER_HERE.items() if is_faster and its_dtype is dtype]:
         with console.status(f"{name}, {dtype}, without {way}"):
             with without_way(way):
                 other = copy.deepcopy(model).prepare_for_inference()

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import blockformer
-from blockformer.engine import accelerator, growing_cache, runtime
+from blockformer.engine import accelerator, runtime
 from blockformer.engine import attention as engine_attention
 from blockformer.model.stack import Stack
 
@@ -289,7 +289,7 @@ def prepared():
     accelerator._DTYPES, accelerator._LEAST_WORK = (torch.float32,), 0
     is_full = accelerator.is_full
     accelerator.is_full = lambda *given: is_full(*given) and False  # what is read here is always 1
-    for module in (accelerator, engine_attention, growing_cache, runtime):
+    for module in (accelerator, engine_attention, runtime):
         module.is_enabled = lambda: True  # though operators are looked at
     results = {}
     for topology in ("encoder", "decoder", "encoder-decoder"):

@@ -1,19 +1,19 @@
 """Packed weights in models so small that packing would not pay."""
 
-from blockformer.engine import linear, measure, packed
+from blockformer.engine import choices, linear, packed
 from blockformer.engine.packed import PackedLinear
 
 
 def pack_whatever_can_be(monkeypatch):
     """Have every weight packed that this PyTorch has a layout for, whatever its size and the processor."""
-    faster_here(monkeypatch, *((measure.PACKED, dtype) for dtype in packed._LEAST_WEIGHTS if linear.can_pack(dtype)))
+    faster_here(monkeypatch, *((choices.PACKED, dtype) for dtype in packed._LEAST_WEIGHTS if linear.can_pack(dtype)))
     monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(packed._LEAST_WEIGHTS, 0))
     monkeypatch.setattr(packed, "_writes_one_text", lambda model: False)
 
 
 def faster_here(monkeypatch, *ways):
     """Have these ways to multiply, and no others, be faster on this processor."""
-    monkeypatch.setattr(measure, "FASTER_HERE", dict.fromkeys(ways, True))
+    monkeypatch.setattr(choices, "FASTER_HERE", dict.fromkeys(ways, True))
 
 
 def packed_of(model):

@@ -15,7 +15,7 @@ import torch
 from pairs import assert_close
 from rich.console import Console
 
-from blockformer.engine import accelerator, measure
+from blockformer.engine import accelerator, choices
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("psutil")
@@ -86,16 +86,16 @@ def test_every_row_on_tiny_shapes(parts, processes, tmp_path):
 def test_a_way_that_is_off_is_not_taken(benchmark, monkeypatch):
     ways, sizes = benchmark("ways"), benchmark("sizes")
     works = {"prompt": (ways._reading(torch.ones(1, 8, dtype=torch.long)), 8, 1)}
-    faster = {(way, torch.float32): True for way in (measure.IN_PARTS, measure.ONEDNN)}
-    faster |= {(measure.WIDENED, torch.bfloat16): True, (measure.PACKED, torch.float32): False}
-    monkeypatch.setattr(measure, "FASTER_HERE", faster)
-    with ways.without_way(measure.ONEDNN):
-        assert not measure.is_faster(measure.ONEDNN, torch.float32)
-        assert measure.is_faster(measure.IN_PARTS, torch.float32)
-    assert measure.FASTER_HERE is faster
+    faster = {(way, torch.float32): True for way in (choices.IN_PARTS, choices.ONEDNN)}
+    faster |= {(choices.WIDENED, torch.bfloat16): True, (choices.PACKED, torch.float32): False}
+    monkeypatch.setattr(choices, "FASTER_HERE", faster)
+    with ways.without_way(choices.ONEDNN):
+        assert not choices.is_faster(choices.ONEDNN, torch.float32)
+        assert choices.is_faster(choices.IN_PARTS, torch.float32)
+    assert choices.FASTER_HERE is faster
     model = benchmark("workloads").make_pair(sizes.TINY.prefill, torch.float32)[0]
     rows = list(ways._measured(model, "Tiny", works, sizes.TINY, Console(quiet=True)))
-    assert {row.peer for row in rows} == {f"without {way}" for way in (measure.IN_PARTS, measure.ONEDNN)}
+    assert {row.peer for row in rows} == {f"without {way}" for way in (choices.IN_PARTS, choices.ONEDNN)}
     assert all(row.ours_min > 0 and row.peer_min > 0 for row in rows)
 
 

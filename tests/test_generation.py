@@ -18,10 +18,9 @@ from transformers import (
     StaticCache,
     TextStreamer,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 import blockformer
-from blockformer.engine.growing_cache import GrowingLayer
 
 pytestmark = pytest.mark.versions
 
@@ -172,24 +171,13 @@ def test_mistral_slides_in_every_layer():
         assert_same_text(ours, theirs, ids, mask, **settings)
 
 
-def test_the_growing_cache_is_a_prepared_model_s():
-    ours = model(**MIXED)
-    plain = [DynamicSlidingWindowLayer, DynamicLayer, DynamicSlidingWindowLayer]
-    assert [type(layer) for layer in ours(token_ids(1, 5)).past_key_values.layers] == plain
-    ours.prepare_for_inference()
-    layers = text_of(ours, token_ids(1, 5), return_dict_in_generate=True).past_key_values.layers
-    expected = [DynamicSlidingWindowLayer, GrowingLayer, DynamicSlidingWindowLayer]
-    assert [type(layer) for layer in layers] == expected
-    assert [type(layer) for layer in ours(token_ids(1, 5)).past_key_values.layers] == expected
-
-
 def test_a_cache_of_the_user_stays_the_users():
     ours = model()
     cache = DynamicCache(config=ours.config)
     out = text_of(ours, token_ids(1, 5), past_key_values=cache, return_dict_in_generate=True)
     assert out.past_key_values is cache
     assert cache.get_seq_length() == 5 + STEPS - 1
-    assert not any(isinstance(layer, GrowingLayer) for layer in cache.layers)
+    assert {type(layer) for layer in cache.layers} == {DynamicLayer}
 
 
 @pytest.mark.parametrize("windows", ["full", "mixed"])

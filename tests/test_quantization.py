@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig,
 
 import blockformer
 from blockformer.demo.elsewhere import run_elsewhere
+from blockformer.engine import choices, packed
 from blockformer.engine import linear as quick_linear
-from blockformer.engine import measure, packed
 from blockformer.engine.packed import PackedLinear
 
 # Multiples of 32 rows and of 64 columns, as bitsandbytes' 4-bit product for AVX-512 wants them.
@@ -232,7 +232,7 @@ def test_the_quicker_product_of_float32_is_for_the_head_alone(saved, method, mon
         seen.append(weight)
         return nn.functional.linear(states, weight, bias)
 
-    monkeypatch.setattr(measure, "FASTER_HERE", {(measure.ONEDNN, torch.float32): True})
+    monkeypatch.setattr(choices, "FASTER_HERE", {(choices.ONEDNN, torch.float32): True})
     monkeypatch.setattr(quick_linear, "_LEAST_WORK", 0)
     monkeypatch.setattr(quick_linear, "by_onednn", spy)
     quantized = load(saved.folder, method).prepare_for_inference()
@@ -245,7 +245,7 @@ def test_the_quicker_product_of_float32_is_for_the_head_alone(saved, method, mon
 def test_preparing_for_inference_packs_an_untied_head_alone(method, monkeypatch, tmp_path):
     if not quick_linear.can_pack(torch.bfloat16):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(measure, "FASTER_HERE", {(measure.PACKED, torch.bfloat16): True})
+    monkeypatch.setattr(choices, "FASTER_HERE", {(choices.PACKED, torch.bfloat16): True})
     monkeypatch.setattr(packed, "_LEAST_WEIGHTS", {torch.bfloat16: 0})
     pair(tie_word_embeddings=False, **WEAK_LAYERS)[0].save_pretrained(tmp_path / "untied")
     quantized = load(tmp_path / "untied", method, torch.bfloat16)

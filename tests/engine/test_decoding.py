@@ -1,6 +1,7 @@
-"""The loop that writes text on a GPU, run on the CPU uncompiled, next to the library's."""
+"""The loop that writes text next to the library's: by the model's `forward`, and as on a GPU, on the CPU uncompiled."""
 
 import copy
+import functools
 import pickle
 import threading
 
@@ -26,7 +27,7 @@ from blockformer import preset
 from blockformer.engine import compiler, decoding, graphs
 from blockformer.engine.decoding import MOST_LATE, Decoding
 from blockformer.engine.graphs import room_for
-from blockformer.engine.runtime import AcceleratorRuntime, WritingRuntime
+from blockformer.engine.runtime import AcceleratorRuntime, CapturingRuntime
 
 DECODERS = {
     "qwen3": {"num_key_value_heads": 2},
@@ -50,6 +51,16 @@ DECODERS = {
 SOURCED = {"t5": {}, "marian": {"decoder_start_token_id": 0}}
 
 
+LOOP = {"kind": "graphs"}
+
+
+@pytest.fixture(params=["graphs", "model"])
+def loop(request, monkeypatch):
+    """By which steps the models of `make` write."""
+    monkeypatch.setitem(LOOP, "kind", request.param)
+    return request.param
+
+
 def make(name, **settings):
     """A model, and another one of the same weights with the loop."""
     torch.manual_seed(0)
@@ -63,11 +74,13 @@ def make(name, **settings):
 
 
 def with_loop(model):
-    """As `prepare_for_inference(compile=True)` leaves a model on a GPU."""
+    """As `prepare_for_inference(compile=True)` leaves a model on a GPU; or prepared for a CPU."""
+    if LOOP["kind"] == "model":
+        return model.prepare_for_inference()
     for module in model.modules():
         if hasattr(module, "runtime"):
             module.runtime = AcceleratorRuntime()
-    model.runtime = WritingRuntime(Decoding(model, "cpu"))
+    model.runtime = CapturingRuntime(Decoding(model, "cpu", by_graphs=True))
     return model
 
 
@@ -101,8 +114,9 @@ def assert_as_library(pair, served=True, **settings):
     return found
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("name", [*DECODERS, *SOURCED])
-def test_texts_are_the_library_s(name):
+def test_texts_are_the_library_s(name, loop):
     pair = make(name)
     for lengths in ([9, 4, 7], [5]):
         text = assert_as_library(pair, **prompts(lengths), max_new_tokens=20, do_sample=False, eos_token_id=None)
@@ -130,7 +144,7 @@ def test_texts_are_the_library_s(name):
     ],
     ids=lambda settings: next(iter(settings)) if len(settings) == 1 else " ".join(settings),
 )
-def test_processors_and_criteria_are_the_library_s(settings):
+def test_processors_and_criteria_are_the_library_s(settings, loop):
     assert_as_library(make("qwen3"), **prompts([8, 5]), **{"max_new_tokens": 24, "do_sample": False, **settings})
 
 
@@ -146,7 +160,7 @@ class Streamer:
 
 
 @pytest.mark.parametrize("ends", [None, [*range(2, 40)]], ids=["whole", "ends early"])
-def test_a_streamer_gets_each_token_once(ends):
+def test_a_streamer_gets_each_token_once(ends, loop):
     plain, quick = make("gpt2")
     seen = []
     for model in (plain, quick):
@@ -158,7 +172,7 @@ def test_a_streamer_gets_each_token_once(ends):
     assert not quick.runtime.decoding.fallbacks.reasons
 
 
-def test_a_criterion_of_the_caller_s_is_asked_as_often_as_by_the_library():
+def test_a_criterion_of_the_caller_s_is_asked_as_often_as_by_the_library(loop):
     class AfterFive(StoppingCriteria):
         calls = 0
 
@@ -195,7 +209,7 @@ class Steers(LogitsProcessor):
 
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "qwen3_5_text", "bamba", "marian", "t5"])
-def test_a_processor_of_the_caller_s_may_hook_a_model_between_tokens(name, beams, untraced):
+def test_a_processor_of_the_caller_s_may_hook_a_model_between_tokens(name, beams, loop, untraced):
     plain, on_gpu = make(name)
     on_cpu = copy.deepcopy(plain).prepare_for_inference(compile=True)
     texts = []
@@ -209,11 +223,16 @@ def test_a_processor_of_the_caller_s_may_hook_a_model_between_tokens(name, beams
     unsteered = on_cpu.generate(**prompts([6, 4]), num_beams=beams, max_new_tokens=12, eos_token_id=None)
     assert not torch.equal(unsteered, texts[0])
     for model in (on_gpu, on_cpu):
-        (reason,) = model.runtime.decoding.fallbacks.reasons
-        assert "changed the model in the middle" in reason
+        reasons = list(model.runtime.decoding.fallbacks.reasons)
+        if model is on_cpu or loop == "graphs":
+            assert len(reasons) == 1
+            assert "changed the model in the middle" in reasons[0]
+        else:  # the model itself sees the hook
+            is_shared = name in SOURCED and beams > 1
+            assert reasons == ["beams share a source, and code of the caller's might change the model"] * is_shared
 
 
-def test_a_streamer_of_the_caller_s_may_hook_a_model_between_tokens(untraced):
+def test_a_streamer_of_the_caller_s_may_hook_a_model_between_tokens(loop, untraced):
     class Hooks(Streamer):
         def __init__(self, model):
             super().__init__()
@@ -245,7 +264,7 @@ def test_what_a_tokenizer_s_streamer_prints_changes_no_model(tiny_tokenizer):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3_5_text", "bamba"])
-def test_a_cache_of_the_caller_s_is_gone_on_with_and_filled(name, untraced):
+def test_a_cache_of_the_caller_s_is_gone_on_with_and_filled(name, loop, untraced):
     plain, on_gpu = make(name)
     on_cpu = copy.deepcopy(plain).prepare_for_inference(compile=True)
     ids = prompts([9])["input_ids"].repeat(2, 1)
@@ -255,7 +274,9 @@ def test_a_cache_of_the_caller_s_is_gone_on_with_and_filled(name, untraced):
     given = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
     more = torch.randint(3, 97, (2, 5), generator=torch.Generator().manual_seed(1))
     for model in (on_cpu, on_gpu):
-        served = model is on_cpu or name in ("qwen3", "gemma2")  # late tokens cannot be taken back from a state
+        served = (
+            model is on_cpu or loop == "model" or name in ("qwen3", "gemma2")
+        )  # late tokens cannot be taken back from a state
         for first in ("empty", "made by generate", "filled"):
             outputs = []
             for each in (plain, model):
@@ -278,7 +299,7 @@ def test_a_cache_of_the_caller_s_is_gone_on_with_and_filled(name, untraced):
         assert (not model.runtime.decoding.fallbacks.reasons) == served
 
 
-def test_code_that_fails_in_the_middle_leaves_a_cache_to_go_on_from(untraced):
+def test_code_that_fails_in_the_middle_leaves_a_cache_to_go_on_from(loop, untraced):
     class Fails(LogitsProcessor):
         calls = 0
 
@@ -300,7 +321,7 @@ def test_code_that_fails_in_the_middle_leaves_a_cache_to_go_on_from(untraced):
         assert_close(keys, found[0])
 
 
-def test_a_cache_that_holds_something_else_goes_to_the_library():
+def test_a_cache_that_holds_something_else_goes_to_the_library(loop):
     plain, quick = make("qwen3")
     ids = prompts([9])["input_ids"]
     with torch.no_grad():
@@ -318,7 +339,7 @@ def test_a_cache_that_holds_something_else_goes_to_the_library():
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", ["t5", "qwen3"])
-def test_a_prefix_that_the_library_s_loop_brings_in_is_read(name, beams):
+def test_a_prefix_that_the_library_s_loop_brings_in_is_read(name, beams, loop):
     """PEFT gives it by a `prepare_inputs_for_generation` of its own."""
     plain, quick = make(name)
     texts, kind = [], "SEQ_2_SEQ_LM" if name in SOURCED else "CAUSAL_LM"
@@ -357,7 +378,7 @@ def test_the_host_looks_late_and_not_too_late(monkeypatch):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_it_does_not_know_goes_to_the_library(settings, reason):
+def test_what_it_does_not_know_goes_to_the_library(settings, reason, loop):
     plain, quick = make("qwen3", type_vocab_size=2 * ("token_type_ids" in settings))
     if reason is None:
         quick.generation_config.cache_implementation = settings["cache_implementation"]
@@ -371,11 +392,12 @@ def test_what_it_does_not_know_goes_to_the_library(settings, reason):
     assert f"writing: {reason}" in blockformer.explain(quick).fallbacks
 
 
-def test_a_hook_and_a_cache_of_the_caller_s_are_seen():
+def test_a_hook_and_a_cache_of_the_caller_s_are_seen(loop):
     plain, quick = make("qwen3")
     calls = []
     hook = quick.model.layers[1].register_forward_hook(lambda *given: calls.append(1))
-    assert_as_library((plain, quick), served=False, **prompts([5]), max_new_tokens=4, do_sample=False)
+    served = loop == "model"  # it calls the model as the library does
+    assert_as_library((plain, quick), served=served, **prompts([5]), max_new_tokens=4, do_sample=False)
     assert len(calls) == 4
     hook.remove()
     ids = prompts([9])["input_ids"]
@@ -387,7 +409,29 @@ def test_a_hook_and_a_cache_of_the_caller_s_are_seen():
     assert torch.equal(*texts)
 
 
-def test_a_changed_weight_is_seen():
+def _note(outputs, name, part, given, output):
+    first = output[0] if isinstance(output, tuple) else output
+    outputs.append((name, [*first.shape] if isinstance(first, torch.Tensor) else None))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "bamba", "t5"])
+def test_hooks_of_a_prepared_model_see_what_they_see_in_the_library_s_loop(name):
+    """Also in a mode that draws numbers, and with attention that is not PyTorch's."""
+    seen: list = []
+    for model in (make(name)[0], make(name)[0].prepare_for_inference()):
+        model.set_attn_implementation("eager")
+        model.get_decoder().layers[1].train()
+        outputs: list = []
+        for place, part in model.get_decoder().named_modules():
+            part.register_forward_hook(functools.partial(_note, outputs, place))
+        torch.manual_seed(0)
+        text = model.generate(**prompts([6, 4]), max_new_tokens=8, do_sample=True, eos_token_id=None)
+        seen.append((text.tolist(), outputs, torch.rand(1)))
+    assert seen[0] == seen[1]
+    assert not model.runtime.decoding.fallbacks.reasons
+
+
+def test_a_changed_weight_is_seen(loop):
     plain, quick = make("qwen3", num_hidden_layers=3)
     settings = {**prompts([7, 3]), "max_new_tokens": 16, "do_sample": False}
     before = assert_as_library((plain, quick), **settings)
@@ -428,7 +472,7 @@ def test_a_product_with_an_adapter_is_left_to_itself():
     assert_as_library((plain, quick), served=False, **prompts([6]), max_new_tokens=8, do_sample=False)
 
 
-def test_inference_mode_threads_and_batches_of_all_sizes():
+def test_inference_mode_threads_and_batches_of_all_sizes(loop):
     plain, quick = make("qwen3")
     batches = [prompts([6]), prompts([3, 8]), prompts([5, 2, 4]), prompts([9])]
     expected = [plain.generate(**batch, max_new_tokens=14, do_sample=False) for batch in batches]

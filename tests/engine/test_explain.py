@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 
 import blockformer
 from blockformer import explain, preset, warm_up
-from blockformer.engine import fallbacks, linear, measure
+from blockformer.engine import choices, fallbacks, linear
 
 
 @pytest.fixture
@@ -42,13 +42,11 @@ def test_a_model_as_loaded_says_what_would_make_it_faster():
     assert "prepare_for_inference()" in parts["the prompt's layers"].reason
     assert parts["attention"].way == "'sdpa'"
     assert parts["padding"].way.startswith("computed")
-    assert parts["the cache"].way.startswith("the library's")
     prepared = ways_of(make().prepare_for_inference())
     assert prepared["padding"].startswith("skipped")
-    assert prepared["the cache"] == "grows in place"
     assert [part.way for name, part in parts.items() if "linear layers" in name] == ["PyTorch's matmul"]
-    assert "the cache" in parts
-    assert not {"one more token", "the cache"} & ways_of(make("bert")).keys()
+    assert "buffers" in prepared["one more token"]
+    assert "one more token" not in ways_of(make("bert"))
 
 
 def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
@@ -73,12 +71,12 @@ def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
 
 def test_the_matmuls_of_this_processor_are_named(monkeypatch):
     monkeypatch.setattr(
-        measure, "FASTER_HERE", {(measure.IN_PARTS, torch.float32): True, (measure.PACKED, torch.float32): False}
+        choices, "FASTER_HERE", {(choices.IN_PARTS, torch.float32): True, (choices.PACKED, torch.float32): False}
     )
     explanation = explain(make())
     assert explanation.matmuls == {"few rows in parts (float32)": True, "packed weights (float32)": False}
     assert str(explanation).endswith("few rows in parts (float32)")
-    monkeypatch.setattr(measure, "FASTER_HERE", {})
+    monkeypatch.setattr(choices, "FASTER_HERE", {})
     assert str(explain(make())).endswith("PyTorch's matmul")
 
 

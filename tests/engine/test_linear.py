@@ -6,8 +6,8 @@ from packed_layers import faster_here
 from torch import nn
 from torch.nn import functional as F
 
-from blockformer.engine import linear, measure
-from blockformer.engine.measure import IN_PARTS, ONEDNN, PACKED, WIDENED
+from blockformer.engine import choices, linear
+from blockformer.engine.choices import IN_PARTS, ONEDNN, PACKED, WIDENED
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -22,7 +22,7 @@ def test_the_product_is_the_plain_one(shape, outputs, bias):
     found.view(-1)
 
 
-@pytest.mark.parametrize("faster", [{measure.IN_PARTS}, {measure.ONEDNN}, {measure.IN_PARTS, measure.ONEDNN}, set()])
+@pytest.mark.parametrize("faster", [{choices.IN_PARTS}, {choices.ONEDNN}, {choices.IN_PARTS, choices.ONEDNN}, set()])
 @torch.no_grad()
 def test_each_number_of_rows_has_its_matmul(faster, monkeypatch):
     """Few rows in parts, and many by oneDNN's: where that is faster."""
@@ -30,10 +30,10 @@ def test_each_number_of_rows_has_its_matmul(faster, monkeypatch):
     layer, small = nn.Linear(256, 1024), nn.Linear(64, 64)
     for each in (layer, small):
         each.__class__ = linear.QuickLinear
-    few = linear.in_parts if measure.IN_PARTS in faster else None
+    few = linear.in_parts if choices.IN_PARTS in faster else None
     for rows in (1, 4):
         assert layer._matmul(torch.ones(rows, 256)) is few
-    assert layer._matmul(torch.ones(100, 256)) is (linear.by_onednn if measure.ONEDNN in faster else None)
+    assert layer._matmul(torch.ones(100, 256)) is (linear.by_onednn if choices.ONEDNN in faster else None)
     assert layer._matmul(torch.ones(5, 256)) is None  # too little work
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert layer._matmul(torch.ones(1, 256)) is None
@@ -52,9 +52,9 @@ AMD, INTEL, OTHER = "vendor_id : AuthenticAMD\nflags : avx2", "vendor_id : Genui
     (OTHER, "DEFAULT", set()),
 ])  # fmt: skip
 def test_what_is_faster_on_a_processor(processor, instructions, faster, monkeypatch):
-    monkeypatch.setattr(measure.Path, "read_text", lambda path: processor)
+    monkeypatch.setattr(choices.Path, "read_text", lambda path: processor)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
-    assert {way for way, answer in measure._faster_here().items() if answer} == faster
+    assert {way for way, answer in choices._faster_here().items() if answer} == faster
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     by_onednn = {way for way in faster if way[0] in (ONEDNN, PACKED)}
-    assert {way for way, answer in measure._faster_here().items() if answer} == faster - by_onednn
+    assert {way for way, answer in choices._faster_here().items() if answer} == faster - by_onednn

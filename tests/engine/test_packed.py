@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
 import blockformer
-from blockformer.engine import linear, measure, packed
+from blockformer.engine import choices, linear, packed
 from blockformer.engine.packed import PackedLinear, PackedWeight
 
 SIZES = {**TINY, "vocab_size": 101}
@@ -483,7 +483,7 @@ def test_what_is_left_as_it_is(monkeypatch):
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 1 << 14), (torch.float32, 1 << 16)], ids=str)
 def test_small_layers_stay_plain(dtype, least, monkeypatch):
     monkeypatch.undo()
-    faster_here(monkeypatch, (measure.PACKED, dtype))
+    faster_here(monkeypatch, (choices.PACKED, dtype))
     monkeypatch.setattr(packed, "_writes_one_text", lambda model: False)
     model = make(dtype=dtype, hidden_size=128, intermediate_size=least // 128, tie_word_embeddings=True)
     found = packed_of(model.prepare_for_inference())

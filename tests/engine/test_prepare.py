@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import blockformer
-from blockformer.engine import linear, measure, runtime
+from blockformer.engine import choices, linear, runtime
 from blockformer.engine.low_bits import PreparedQuantizedLinear
 from blockformer.engine.packed import PackedLinear
 from blockformer.model.awq_linear import QuantizedLinear
@@ -22,7 +22,7 @@ def quicker(monkeypatch):
     """Packing judged the quicker way, whatever this machine says of it."""
     if not linear.can_pack(torch.bfloat16):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(measure, "FASTER_HERE", {(measure.PACKED, torch.bfloat16): True})
+    monkeypatch.setattr(choices, "FASTER_HERE", {(choices.PACKED, torch.bfloat16): True})
     monkeypatch.setattr("blockformer.engine.packed._LEAST_WEIGHTS", {torch.bfloat16: 0})
 
 

@@ -11,8 +11,8 @@ from transformers import AttentionInterface
 
 import blockformer
 from blockformer.engine import attention as quick_attention
+from blockformer.engine import choices, low_bits
 from blockformer.engine import linear as quick_linear
-from blockformer.engine import low_bits, measure
 from blockformer.engine.linear import QuickLinear
 from blockformer.model import attention
 
@@ -33,7 +33,7 @@ def quicker(monkeypatch):
         torch.ops.mkldnn._linear_pointwise(torch.ones(2, 3), torch.ones(4, 3), None, "none", [], "")
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no oneDNN linear")
-    faster_here(monkeypatch, (measure.ONEDNN, torch.float32))
+    faster_here(monkeypatch, (choices.ONEDNN, torch.float32))
     take_small_ones(monkeypatch)
 
 
@@ -173,7 +173,7 @@ def test_models_of_other_code_are_refused():
 )
 @torch.no_grad()
 def test_many_rows_of_half_precision(monkeypatch, dtype, bias, shape, is_widened):
-    widened, used, way = quick_linear._widened, [], (measure.WIDENED, dtype)
+    widened, used, way = quick_linear._widened, [], (choices.WIDENED, dtype)
     monkeypatch.setattr(quick_linear, "_widened", lambda *args: used.append(args) or widened(*args))
     faster_here(monkeypatch, way)
     take_small_ones(monkeypatch)

@@ -16,7 +16,7 @@ from written_scores import scores_of_two
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiler, measure, step, step_functions
+from blockformer.engine import choices, compiler, step, step_functions
 from blockformer.engine.attention import PreparedAttention
 from blockformer.engine.few_rows import BLOCK, Rows
 from blockformer.engine.runtime import TrainingRuntime
@@ -367,7 +367,7 @@ def test_weights_that_change_or_move_are_seen():
 @pytest.mark.parametrize("is_faster", [True, False])
 @torch.no_grad()
 def test_many_rows_are_multiplied_right_whatever_is_faster(is_faster, monkeypatch):
-    monkeypatch.setitem(measure.FASTER_HERE, (measure.ONEDNN, torch.float32), is_faster)
+    monkeypatch.setitem(choices.FASTER_HERE, (choices.ONEDNN, torch.float32), is_faster)
     plain, quick = pair()
     for rows in (6, 9, 40):
         ids = token_ids(rows, 9, vocab=97)

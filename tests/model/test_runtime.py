@@ -7,20 +7,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import model, token_ids
+from pairs import assert_close, model, token_ids
 from torch import nn
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PretrainedConfig,
+    PreTrainedModel,
+    StaticCache,
+)
+from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationMixin
 
 import blockformer
-from blockformer.engine.growing_cache import GrowingLayer
-from blockformer.engine.runtime import CompiledRuntime, LoadedRuntime, TrainingRuntime
+from blockformer.engine.runtime import LoadedRuntime, TrainingRuntime, WritingRuntime
 from blockformer.model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
 from blockformer.model.attention import Attention
 from blockformer.model.configuration_blockformer import BlockformerConfig
 from blockformer.model.feed_forward import FeedForward
 from blockformer.model.language_model_head import LanguageModelHead
-from blockformer.model.layer import Layer
+from blockformer.model.layer import Layer, StackInputs
 from blockformer.model.pretrained_model import BlockformerPreTrainedModel
 from blockformer.model.runtime import Runtime
 from blockformer.model.stack import Stack
@@ -112,9 +119,14 @@ def test_a_plain_runtime_writes_the_same_text(family):
     assert all(map(torch.equal, first.scores, second.scores))
     caches = [getattr(each.past_key_values, "self_attention_cache", each.past_key_values) for each in (first, second)]
     assert [type(cache) for cache in caches] == [DynamicCache] * 2
-    assert not any(type(layer) is GrowingLayer for cache in caches for layer in cache.layers)
-    quick = ours.prepare_for_inference().generate(token_ids(2, 40), **given).past_key_values
-    assert {type(layer) for layer in getattr(quick, "self_attention_cache", quick).layers} == {GrowingLayer}
+    quick = ours.prepare_for_inference()
+    given.pop("output_scores")
+    third = quick.generate(token_ids(2, 40), **given)
+    assert torch.equal(third.sequences, second.sequences)
+    cache = getattr(third.past_key_values, "self_attention_cache", third.past_key_values)
+    for one, other in zip(cache.layers, caches[1].layers, strict=True):
+        assert type(one) is type(other)
+        assert_close(one.keys, other.keys)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "t5"])
@@ -132,7 +144,7 @@ def test_the_cache_is_the_library_s_with_fast_paths_off(family, monkeypatch):
 def test_a_prepared_model_has_a_runtime_of_its_own():
     ours = model("qwen3")
     ours.prepare_for_inference(compile=True)
-    assert type(ours.runtime) is CompiledRuntime
+    assert type(ours.runtime) is WritingRuntime
     other = copy.deepcopy(ours)
     assert other.runtime is not ours.runtime
     assert other.runtime.decoding.compiled._model is other
@@ -140,4 +152,30 @@ def test_a_prepared_model_has_a_runtime_of_its_own():
     ours.prepare_for_training()
     assert type(ours.runtime) is TrainingRuntime
     assert type(ours.model.runtime) is TrainingRuntime
-    assert type(other.runtime) is CompiledRuntime
+    assert type(other.runtime) is WritingRuntime
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "both", "static", "window", "eager"])
+@pytest.mark.parametrize("hides", [False, True])
+def test_the_masks_of_a_step_are_the_library_s(kind, hides):
+    """Masks are made by the library except where a step on "sdpa" needs none, and there the library has none either."""
+    window = {"sliding_window": 4, "layer_types": ["sliding_attention"] * 2} if kind == "window" else {}
+    stack = model("qwen3", num_hidden_layers=2, **window).model
+    stack.set_attn_implementation("eager" if kind == "eager" else "sdpa")
+    cache = StaticCache(stack.config, max_cache_len=16) if kind == "static" else DynamicCache(config=stack.config)
+    stack(token_ids(2, 9), past_key_values=cache)
+    given = EncoderDecoderCache(cache, DynamicCache()) if kind == "both" else cache
+    mask = torch.ones(2, 10, dtype=torch.long) if hides else None
+    if hides:
+        mask[0, :3] = 0
+    asked = dict.fromkeys(StackInputs._fields) | {"hidden_states": torch.zeros(2, 1, stack.config.hidden_size)}
+    asked |= {"attention_mask": mask, "past_key_values": given, "position_ids": torch.full((2, 1), 9), "named": {}}
+    asked |= {"source": (None, None), "head_masks": (None, None), "places": torch.tensor([9])}
+    step = StackInputs(**asked)
+    found = stack.runtime.plan(stack, step).masks
+    expected = Runtime().plan(stack, step).masks
+    assert found.keys() == expected.keys()
+    for layer_type, own in expected.items():
+        assert (found[layer_type] is None) == (own is None)
+        assert own is None or torch.equal(found[layer_type], own)
+    assert hides or kind not in ("dynamic", "both") or found == {"full_attention": None}

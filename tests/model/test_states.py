@@ -371,7 +371,7 @@ def test_prepared_models_leave_such_layers_as_they_are(kind):
     assert torch.equal(prepared.generate(ids, max_new_tokens=6, do_sample=False), text)
     kinds = [type(layer).__name__ for layer in prepared(ids, use_cache=True).past_key_values.layers]
     own = "LinearAttentionAndFullAttentionLayer" if kind == BOTH else "LinearAttentionLayer"
-    assert kinds == [own, "GrowingLayer", own]
+    assert kinds == [own, "DynamicLayer", own]
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
 - `_attn_implementation` (config), `_get_resized_lm_head` and `_get_resized_embeddings` (PreTrainedModel), `_modules`
   (Module): AttributeError.
 - `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step, and a
-  prepared model's cache does not grow in place.
+  prepared model takes each cache for the caller's.
 - `_get_candidate_generator` (GenerationMixin): `use_mtp` looks for layers of transformers' own and finds none.
 - `_is_stateful` (PreTrainedModel): a model with layers that keep a state is refused drafts by its layers, not before.
 - `_sample`, `_beam_search` (GenerationMixin): `generate` writes by the library's loops, which are slower.
@@ -26,7 +26,7 @@ torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
 Then those that only the package uses:
 
 - `_linear_pointwise`, `_reorder_linear_weight` (torch.ops.mkldnn), `_convert_weight_to_int4pack_for_cpu`,
-  `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; products then stay
+  `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; matmuls then stay
   torch's plain ones.
 - `_inductor` (torch; `compile_fx.compile_fx`): ImportError at the first compiled step.
 - `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError at the first compiled step.

@@ -15,7 +15,7 @@ from transformers.utils import is_flash_attn_2_available
 from ..model.attention import Attention
 from ..model.compat import causal_masks, encoder_masks, is_mapped
 from ..model.positions import adds_to_scores
-from .measure import is_enabled
+from .choices import is_enabled
 from .unpadding import Unpadding, find_unpadding
 
 DEVICE = "cuda"
@@ -141,43 +141,6 @@ def shares_keys(query, key, attention_mask) -> bool:
     """
     is_step = query.shape[2] == 1 and query.shape[1] > key.shape[1] and attention_mask is not None
     return is_step and _fits_kernel(query.dtype, query.shape[-1])
-
-
-def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
-    """Attention of each sequence to itself where there is no kernel for it: padded again, but for attention only.
-
-    Every sequence stands from its row's first column on, so that a causal one needs no mask: padding comes after all
-    that is read.
-
-    Args:
-        attend: a function as the library has them; shapes as for `attend_sequences`.
-
-    Returns:
-        [1, N, H, D].
-    """
-    indices, is_real = _side_by_side(unpadding, query)
-    rows, longest = len(is_real), is_real.shape[-1]
-    padded = []
-    for states in (query, key, value):
-        flat = states[0].transpose(0, 1)  # [N, H or K, D]
-        empty = flat.new_zeros(rows * longest, *flat.shape[1:])
-        padded.append(empty.index_copy(0, indices, flat).unflatten(0, (rows, longest)).transpose(1, 2))
-    mask = None if module.is_causal else is_real
-    output = attend(module, *padded, mask, **kwargs)[0]  # [n, longest, H, D]
-    return output.flatten(0, 1).index_select(0, indices)[None]
-
-
-def _side_by_side(unpadding, states):
-    """Where each token lies in [n, longest], int64 [N], and which of those are real, bool [n, 1, 1, longest]."""
-    known = getattr(unpadding, "side_by_side", None)
-    if known is None:
-        starts = unpadding.starts.to(states.device)
-        counts, total = starts.diff(), states.shape[2]
-        rows = torch.repeat_interleave(counts, output_size=total)
-        columns = torch.arange(total, device=states.device) - starts[rows]
-        is_real = torch.arange(unpadding.longest, device=states.device) < counts[:, None]
-        known = unpadding.side_by_side = (rows * unpadding.longest + columns, is_real[:, None, None])
-    return known
 
 
 def is_for_sequences(query, unpadding, kwargs: dict) -> bool:

@@ -14,11 +14,10 @@ from ..model.attention import sdpa_attention as plain
 from ..model.disentangled import DisentangledAttention
 from ..model.latent_attention import LatentAttention
 from . import accelerator
-from .beams import SharesSources
+from .choices import is_enabled
 from .few_rows import attend, can_attend
 from .linear import QuickLinear
-from .measure import is_enabled
-from .sequences import attend_sequences, is_short
+from .sequences import are_short, attend_side_by_side
 from .unpadding import KnowsUnpadding, Unpadding, attend_unpadded
 from .watched import is_bare, is_transformed
 
@@ -49,16 +48,12 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
 
 def _attend_without_padding(module, query, key, value, unpadding, scaling, dropout=0.0, **kwargs):
     if not {"softcap", "s_aux"} & kwargs.keys():
-        if accelerator.is_for_sequences(query, unpadding, kwargs) and not dropout:
-            if accelerator.has_kernel_for(query):
-                return accelerator.attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
-            given = (plain, module, query, key, value, unpadding)
-            return accelerator.attend_side_by_side(*given, scaling=scaling), None
-        if can_attend_sequences(unpadding, query, kwargs):
-            # A decoder's bias hides what comes later.
-            is_causal = module.is_causal and unpadding.bias is None
-            parts = (query, key, value, unpadding.lengths)
-            return attend_sequences(*parts, scaling, is_causal, unpadding.bias, dropout), None
+        is_for_sequences = accelerator.is_for_sequences(query, unpadding, kwargs)
+        if is_for_sequences and not dropout and accelerator.has_kernel_for(query):
+            return accelerator.attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
+        if is_for_sequences or _can_be_side_by_side(unpadding, query, kwargs):
+            settings = {"scaling": scaling, "dropout": dropout}
+            return attend_side_by_side(plain, module, query, key, value, unpadding, **settings), None
     return attend_unpadded(
         sdpa_attention, unpadding, module, query, key, value, scaling=scaling, dropout=dropout, **kwargs
     )
@@ -78,12 +73,25 @@ def is_in_use(config) -> bool:
     return config._attn_implementation == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention
 
 
-def can_attend_sequences(unpadding, query, kwargs: dict) -> bool:
-    """Whether `attend_sequences` takes these: sequences that are short, and nothing but them."""
+def _can_be_side_by_side(unpadding, query, kwargs: dict) -> bool:
+    """Whether there are short sequences, and nothing but them."""
     given = {name for name, value in kwargs.items() if value is not None and value is not False}
     others = given - {"use_cache", "position_ids"}
     has_own_masks = unpadding.masks is not None and unpadding.bias is None
-    return not has_own_masks and not others and is_enabled() and is_short(unpadding.lengths, query)
+    return not has_own_masks and not others and is_enabled() and are_short(unpadding, query)
+
+
+class SharesSources:
+    """Mixed into an attention: the n beams of an input are n * T queries of one row of keys and values."""
+
+    is_cross_attention: bool
+
+    def states_of(self, *given, **named):
+        """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""
+        query, key, value = super().states_of(*given, **named)  # type: ignore[misc]
+        if query.shape[0] != key.shape[0]:
+            query = query.unflatten(0, (key.shape[0], -1)).transpose(1, 2).flatten(2, 3)
+        return query, key, value
 
 
 class UnpaddedAttention(KnowsUnpadding, Attention):
@@ -92,9 +100,6 @@ class UnpaddedAttention(KnowsUnpadding, Attention):
 
 class PreparedAttention(SharesSources, UnpaddedAttention):
     """`Attention` of a model prepared for inference: its beams share a source."""
-
-    def _attends_by_engine(self) -> bool:
-        return is_in_use(self.config) and is_enabled()
 
 
 class StepAttention(PreparedAttention):

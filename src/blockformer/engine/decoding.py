@@ -1,8 +1,10 @@
-"""The loop that writes text by compiled steps: greedy search and sampling, as in the library's `_sample`, and beams.
+"""The loop of a prepared model that writes: greedy search and sampling, as in the library's `_sample`, and beams.
 
-The host of a GPU never waits for a token. It launches the next one, and reads some tokens late whether all rows have
-ended; what was written after the end is cut off. Processors and criteria that a call asks for are the library's own. If
-code of the caller's changes the model between two tokens, by a hook for example, the model itself writes the rest.
+Keys and values lie in buffers with room to spare, and beams of a source share its own. A step is compiled, on a GPU
+captured, or it is the model's own `forward`. The host of a GPU never waits for a token. It launches the next one, and
+reads some tokens late whether all rows have ended; what was written after the end is cut off. Processors and criteria
+that a call asks for are the library's own. If code of the caller's changes the model between two tokens, by a hook for
+example, the model itself writes the rest.
 
 B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabulary.
 """
@@ -15,18 +17,17 @@ from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMixin, MaxLengthCriteria
 
-from .attention import is_in_use
+from .attention import SharesSources, is_in_use
 from .beam_search import BeamSearch
-from .beams import share_sources, sources
-from .fallbacks import Fallbacks, Uncompiled
+from .choices import is_enabled
+from .fallbacks import Fallbacks, OtherLoop
 from .forbidden import only_forbid, without_forbidden
 from .graphs import Prompt, Steps, room_for
-from .measure import is_enabled
-from .parts import CPUParts, Parts, PlainParts
+from .parts import CPUParts, ModelParts, Parts
 from .seen_cache import seen_cache, tokens_in
 from .step import CompiledSteps
 from .step_parts import WRITTEN, keeps_state
-from .watched import Modules
+from .watched import Modules, is_watched
 
 MOST_LATE = 8
 """Tokens that are launched after the last one of a text, at most."""
@@ -45,24 +46,28 @@ _RETURNED_TOO = (*_COLLECTED[:2], "output_scores", "output_logits")
 
 
 class Decoding:
-    """Greedy search, sampling and beam search of a model whose steps are compiled.
+    """Greedy search, sampling and beam search of a prepared model.
 
     Args:
         model: prepared, in evaluation mode and without gradients.
         device: the kind of device that it serves.
-        compiled: the steps of a CPU; without them it runs the steps of a GPU uncompiled, which is for tests.
+        compiled: the steps that a CPU compiles.
+        by_graphs: whether a GPU captures the steps; a CPU runs the same ones as they are, for tests. Without this and
+            `compiled` a step is the model's own `forward`.
     """
 
-    def __init__(self, model, device: str, compiled: CompiledSteps | None = None):
-        self._model, self._device, self.compiled = model, device, compiled
-        self.fallbacks = Fallbacks()
+    def __init__(self, model, device: str, compiled: CompiledSteps | None = None, by_graphs: bool = False):
+        self._model, self._device, self.compiled, self._by_graphs = model, device, compiled, by_graphs
+        self._by_model = compiled is None and not by_graphs
+        self.fallbacks = Fallbacks(is_logged=not self._by_model)
         self._lock = threading.Lock()
         self._parts: Parts | None = None
         self._watched: Modules | None = None
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        return Decoding, (None, ""), (self._model, self._device, self.compiled)  # a copy captures graphs of its own
+        given = (self._model, self._device, self.compiled, self._by_graphs)
+        return Decoding, (None, ""), given  # a copy captures graphs of its own
 
     def __setstate__(self, state):
         self.__init__(*state)  # type: ignore[misc]
@@ -79,7 +84,7 @@ class Decoding:
         try:
             call = self._checked(model, input_ids, arguments, named)
             steps, scores = self._read(call)
-        except Uncompiled as reason:
+        except OtherLoop as reason:
             self.fallbacks.note(str(reason))
             return None
         try:
@@ -93,11 +98,11 @@ class Decoding:
                 self.fallbacks.note(problem)
             steps.end()
             with self._lock:
-                if steps.parts is self._parts and self.compiled is None:
+                if steps.parts is self._parts and self._by_graphs:
                     self._free = [*self._free[-_KEPT + 1 :], steps]
 
     def _checked(self, model, input_ids, arguments, named) -> "_Call":
-        """The call, or `Uncompiled` with what captured steps do not know."""
+        """The call, or `OtherLoop` with what this loop does not know."""
         settings = named.get("generation_config")
         others = [name for name, value in named.items() if name not in _KNOWN and value is not None]
         others += [name for name, quiet in _SAYS_NOTHING.items() if named.get(name) not in quiet]
@@ -106,46 +111,56 @@ class Decoding:
         others += [name for name in unknown if getattr(settings, name, None)]
         others += [name for name in _COLLECTED if getattr(self._model.get_decoder().config, name, False)]
         if input_ids.device.type != self._device or not is_enabled():
-            raise Uncompiled(f"fast paths are off, or the prompt is not on '{self._device}'")
+            raise OtherLoop(f"fast paths are off, or the prompt is not on '{self._device}'")
         if input_ids.shape[1] == 0:
-            raise Uncompiled("the prompt has no token ids")
+            raise OtherLoop("the prompt has no token ids")
         if arguments or others:
-            raise Uncompiled(f"{(*others, 'a positional argument')[0]} is given")
+            raise OtherLoop(f"{(*others, 'a positional argument')[0]} is given")
         if getattr(settings, "cache_implementation", None) is not None:
-            raise Uncompiled(f"the cache is to be '{settings.cache_implementation}'")
+            raise OtherLoop(f"the cache is to be '{settings.cache_implementation}'")
         mask = named.get("decoder_attention_mask")
         if mask is not None and not mask.all():
-            raise Uncompiled("the target is padded")
+            raise OtherLoop("the target is padded")
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self._device):
-            raise Uncompiled("gradients are on" if torch.is_grad_enabled() else "autocast is on")
-        if not is_in_use(model.config):
-            raise Uncompiled(f"attention is computed by '{model.config._attn_implementation}'")
-        with self._lock:
-            if self._watched is None:
-                # An encoder has read its source before.
-                self._watched = Modules(model, without=model.get_encoder() if model.config.is_encoder_decoder else None)
-            is_touched = not self._watched.are_untouched()
-        if is_touched:
-            raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
+            raise OtherLoop("gradients are on" if torch.is_grad_enabled() else "autocast is on")
+        follows = self._by_model and _beams_of(named) == 1  # every call of the model is as the library makes it
+        if not follows and not is_in_use(model.config):
+            raise OtherLoop(f"attention is computed by '{model.config._attn_implementation}'")
+        if not follows and self._is_touched():
+            raise OtherLoop("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
         for name in _NOT_CALLED:
             if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
-                raise Uncompiled(f"{name} was replaced")
-        call = _Call(model, input_ids, named, self._watched, by_graphs=self.compiled is None)
+                raise OtherLoop(f"{name} was replaced")
+        call = _Call(model, input_ids, named, self._watched, self._by_graphs)
         if call.beams > 1 and call.own_criteria:
-            raise Uncompiled(f"{type(call.own_criteria[0]).__name__} is given")
-        if call.beams > 1 and any(each is not None and sources(each, call.beams) is None for each in (input_ids, mask)):
-            raise Uncompiled("beams begin with different texts")
+            raise OtherLoop(f"{type(call.own_criteria[0]).__name__} is given")
+        if call.beams > 1:
+            begins = (input_ids, mask, named.get("attention_mask"), *(named.get("encoder_outputs") or ())[:1])
+            if not all(each is None or _are_equal(each, call.beams) for each in begins):
+                raise OtherLoop("beams begin with different texts")
         if self.compiled is not None:
             self.compiled.functions_for(*call.kind)  # before the prompt is read
         return call
 
+    def _is_touched(self) -> bool:
+        """Whether somebody watches the model, or it is not what its steps were compiled of."""
+        if self._by_model:
+            return is_watched(self._model) or any(each.training for each in self._model.modules())
+        with self._lock:
+            if self._watched is None:
+                # An encoder has read its source before.
+                encoder = self._model.get_encoder() if self._model.config.is_encoder_decoder else None
+                self._watched = Modules(self._model, without=encoder)
+            return not self._watched.are_untouched()
+
     def _read(self, call: "_Call"):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
-        if self.compiled is not None:
-            parts = CPUParts(self.compiled, *call.kind)
+        if not self._by_graphs:
+            parts = call.by_model(call.kind[1]) if self.compiled is None else CPUParts(self.compiled, *call.kind)
             length = call.input_ids.shape[1]
-            steps = Steps(parts, prompt, room_for(length + length // 2 + WRITTEN), scores.shape[-1])
+            room = room_for(min(length + length // 2, call.longest) + WRITTEN)
+            steps = Steps(parts, prompt, room, scores.shape[-1])
             steps.begin(prompt, call.input_ids, call.ends, call.pad)
             return steps, scores
         room = room_for(call.longest + 1)
@@ -173,11 +188,11 @@ class _Call:
         held: how many tokens the buffers hold.
 
     Args:
-        watched: the model's modules.
+        watched: the modules that the steps were compiled of; None if a step is the model's own.
         by_graphs: whether the steps are a GPU's.
     """
 
-    def __init__(self, model, input_ids, named: dict, watched: Modules, by_graphs: bool):
+    def __init__(self, model, input_ids, named: dict, watched: Modules | None, by_graphs: bool):
         self.model, self.input_ids, self._named, self._watched = model, input_ids, named, watched
         self.problem: str | None = None
         self._by_graphs, self.held = by_graphs, input_ids.shape[1]
@@ -193,6 +208,8 @@ class _Call:
         self.pad = 0 if pad is None else int(pad)
         self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
         self._runs_code = any(map(_may_be_own, (*self.processors, *self.criteria, self.streamer)))
+        if watched is None and sharing > 1 and self._runs_code:
+            raise OtherLoop("beams share a source, and code of the caller's might change the model")
         # What a streamer of the caller's does to a model counts from the next token on.
         self.is_late = by_graphs and not _may_be_own(self.streamer)
         self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
@@ -203,38 +220,37 @@ class _Call:
             self._past = tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late=by_graphs)
 
     def _fresh(self, cache):
-        """On a CPU the model's own, of which windows need less memory, and beams share a source."""
+        """On a CPU the model's own, of which windows need less memory."""
         if not self._by_graphs:
             cache = self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
-            share_sources(cache, self.beams)
         return cache
+
+    def by_model(self, beams: int = 1) -> ModelParts:
+        """Steps by the model's `forward`, with so many beams that share a source."""
+        if not self.model.config.is_encoder_decoder:
+            return ModelParts(self.model, {})
+        source = {name: self._named.get(name) for name in ("encoder_outputs", "attention_mask")}
+        can_share = all(isinstance(layer.cross_attn, SharesSources) for layer in self.model.get_decoder().layers)
+        return ModelParts(self.model, source, beams if can_share else 1)
 
     def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
         """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
-        if self._runs_code and not isinstance(steps.parts, PlainParts) and not self._watched.are_untouched():
-            self._go_on_plainly(steps, length, "code of the caller's has changed the model in the middle of a text")
+        is_compiled = self._watched is not None and not isinstance(steps.parts, ModelParts)
+        if is_compiled and self._runs_code and not self._watched.are_untouched():
+            self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
         try:
             steps.advance(length, greedy)
-        except Uncompiled as reason:
-            self._go_on_plainly(steps, length, str(reason))
+        except OtherLoop as reason:
+            self._go_on_plainly(steps, str(reason))
             steps.advance(length, greedy)
         self.held = length
 
-    def _go_on_plainly(self, steps: Steps, length: int, problem: str) -> None:
-        self.problem = problem
-        cache, start, source_length = self.cache, self.input_ids.shape[1], 0
-        source: dict = {}
-        if self.model.config.is_encoder_decoder:
-            source = {name: self._named.get(name) for name in ("encoder_outputs", "attention_mask")}
-            source_length = source["encoder_outputs"][0].shape[1]
-        if cache is None:
-            cache, start = self.model.get_decoder().new_cache(for_cross_attention=bool(source)), 0
-        steps.fill(cache, start, length - 1, source_length)
-        steps.parts = PlainParts(self.model, cache, steps.parts.beams, source)
+    def _go_on_plainly(self, steps: Steps, problem: str) -> None:
+        self.problem, steps.parts = problem, self.by_model()
 
     def fill(self, steps: Steps, length: int) -> None:
         """Have the caller's cache, if there is one, hold so many tokens of the text."""
-        if self.cache is not None and not isinstance(steps.parts, PlainParts):
+        if self.cache is not None:
             steps.fill(self.cache, self.input_ids.shape[1], length)
 
     def returned(self, text, steps: Steps):
@@ -247,10 +263,12 @@ class _Call:
         named, config = self._named, self.model.config
         mask = named.get("attention_mask")
         rows, length = self.input_ids.shape
+        first = slice(None, None, self.beams)  # a prompt is read once for all of its beams
         if config.is_encoder_decoder:
             cache = self._fresh(EncoderDecoderCache(DynamicCache(), DynamicCache()))
             output = self.model(
-                encoder_outputs=named["encoder_outputs"], attention_mask=mask, decoder_input_ids=self.input_ids,
+                encoder_outputs=(named["encoder_outputs"][0][first],), decoder_input_ids=self.input_ids[first],
+                attention_mask=None if mask is None else mask[first],
                 past_key_values=cache, use_cache=True, logits_to_keep=1,
             )  # fmt: skip
             visible = self.input_ids.new_ones(rows, length, dtype=torch.bool)
@@ -264,8 +282,7 @@ class _Call:
                 cache = self._fresh(DynamicCache(config=config) if keeps else DynamicCache())
             positions = named.get("position_ids")
             if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
-                raise Uncompiled("the attention mask is not [batch, length]")
-            first = slice(None, None, self.beams)  # a prompt is read once for all of its beams
+                raise OtherLoop("the attention mask is not [batch, length]")
             given = {"input_ids": self.input_ids[:, self._past :], "attention_mask": mask, "position_ids": positions}
             if positions is not None:
                 given["position_ids"] = positions[:, self._past - length :]
@@ -274,11 +291,10 @@ class _Call:
             visible = self.input_ids.new_ones(rows, length, dtype=torch.bool) if mask is None else mask != 0
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
-        logits = output.logits[:, -1].to(copy=True, dtype=torch.float32)
-        if not config.is_encoder_decoder:
-            logits = logits.repeat_interleave(self.beams, 0)
-        if logits.shape[0] != rows or len(prompt.cache.layers) != len(self.model.get_decoder().layers):
-            raise Uncompiled("the cache does not hold this model's keys and values")
+        logits = output.logits[:, -1].to(copy=True, dtype=torch.float32).repeat_interleave(self.beams, 0)
+        is_whole = self._watched is None or len(prompt.cache.layers) == len(self.model.get_decoder().layers)
+        if logits.shape[0] != rows or not is_whole:
+            raise OtherLoop("the cache does not hold this model's keys and values")
         return prompt, logits
 
 
@@ -376,6 +392,12 @@ def _may_be_own(part) -> bool:
         return False
     held = (each for each in vars(part).values() if not isinstance(each, PreTrainedTokenizerBase))
     return type(part).__module__.partition(".")[0] != "transformers" or any(map(callable, held))
+
+
+def _are_equal(rows, beams: int) -> bool:
+    """Whether each `beams` rows of [B * n, ...] are equal."""
+    groups = rows.unflatten(0, (-1, beams))
+    return torch.equal(groups, groups[:, :1].expand_as(groups))
 
 
 def _beams_of(named: dict) -> int:

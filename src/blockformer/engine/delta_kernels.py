@@ -14,7 +14,7 @@ from transformers.utils import logging
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from ..model.compat import is_mapped
-from .measure import is_enabled
+from .choices import is_enabled
 
 logger = logging.get_logger(__name__)
 DEVICES = ("cuda", "xpu")

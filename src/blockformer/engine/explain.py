@@ -9,15 +9,15 @@ from tqdm import tqdm
 from ..model.awq_linear import QuantizedLinear
 from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
-from . import measure
+from . import choices
 from .accelerator import SharingAttention
 from .linear import QuickLinear
 from .low_bits import PreparedQuantizedLinear
 from .packed import PackedLinear
 from .prepare import check_class
-from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
+from .runtime import AcceleratorRuntime, CapturingRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
 from .step import can_compile, uncompiled_field
-from .unpadding import is_watched
+from .watched import is_watched
 
 _PREPARE = "prepare_for_inference() may make it faster"
 _COMPILE = "prepare_for_inference(compile=True) compiles it"
@@ -55,7 +55,7 @@ class Explanation:
     Attributes:
         parts: of the model.
         bytes_held_twice: of weights that are held in another layout as well.
-        fallbacks: why calls ran uncompiled although the model is compiled, and how many did.
+        fallbacks: why `generate` wrote by transformers' own loop, and how often; of a prepared model.
         matmuls: the other ways to multiply than PyTorch's own, and whether each is faster on this processor.
     """
 
@@ -67,9 +67,7 @@ class Explanation:
     def __str__(self) -> str:
         rows = [(part.name, part.way + (f"; {part.reason}" if part.reason else "")) for part in self.parts]
         rows.append(("held twice", f"{self.bytes_held_twice / 1e6:,.1f} MB of weights"))
-        rows += [
-            ("ran uncompiled", f"{reason} ({_counted(count, 'call')})") for reason, count in self.fallbacks.items()
-        ]
+        rows += [("another loop", f"{reason} ({_counted(count, 'call')})") for reason, count in self.fallbacks.items()]
         faster = [way for way, is_faster in self.matmuls.items() if is_faster]
         rows.append(("faster here", "; ".join(faster) or "PyTorch's matmul"))
         width = max(len(name) for name, _ in rows)
@@ -97,7 +95,7 @@ def explain(model) -> Explanation:
         (*_writing(model), *map(_layers, _stacks_of(model)), *_products(model), *_rest(model)),
         _bytes_held_twice(model),
         reasons,
-        {f"{way} ({str(dtype).removeprefix('torch.')})": here for (way, dtype), here in measure.FASTER_HERE.items()},
+        {f"{way} ({str(dtype).removeprefix('torch.')})": here for (way, dtype), here in choices.FASTER_HERE.items()},
     )
 
 
@@ -150,13 +148,15 @@ def _writing(model) -> list[Part]:
     if not can_compile(model):
         return []
     steps = _compiled_steps(model)
-    if isinstance(model.runtime, WritingRuntime):
+    if isinstance(model.runtime, CapturingRuntime):
         return [Part("one more token", "a CUDA graph of compiled layers")]
     if steps is None:
+        way = "plain PyTorch, keys and values written into buffers with room to spare"
+        way = way if isinstance(model.runtime, WritingRuntime) else "plain PyTorch"
         hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
         if (name := uncompiled_field(model.config)) is not None:
             hint = f"it is not compiled with {name}"
-        return [Part("one more token", "plain PyTorch", hint)]
+        return [Part("one more token", way, hint)]
     if steps._functions and not any(steps._functions.values()):
         return [Part("one more token", "plain PyTorch", _FAILED)]
     kinds = [_named(*kind) for kind, function in steps._functions.items() if function is not None]
@@ -218,11 +218,7 @@ def _rest(model) -> list[Part]:
     if any(isinstance(module, SharingAttention) for module in model.modules()):
         reason = "with a mask, too, keys that heads share are not repeated for a token"
     why = why or ("" if runtimes else _PREPARE)
-    parts = [Part("attention", f"'{attention}'", reason), Part("padding", padding, why)]
-    if any(stack.is_causal for stack in _stacks_of(model)):
-        grows = isinstance(model.runtime, PreparedRuntime)
-        parts.append(Part("the cache", "grows in place" if grows else "the library's, copied for each token"))
-    return parts
+    return [Part("attention", f"'{attention}'", reason), Part("padding", padding, why)]
 
 
 def _bytes_held_twice(model) -> int:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from .beams import has_state, held_by
 from .few_rows import BLOCK
-from .parts import CPUParts, Parts, PlainParts
-from .step_parts import WRITTEN
+from .parts import CPUParts, ModelParts, Parts
+from .step_parts import WRITTEN, has_state, held_by
 
 _LEAST_ROOM = 128
 
@@ -52,16 +51,18 @@ class Steps:
     Attributes:
         logits: [B, 1, V], what `advance` has computed.
         problem: why a step could not be captured, so that it is launched piece by piece; None if each could.
+        buffers: of each layer keys and values [B, K, R, D], or what its convolution sees and its state (`has_state`).
+        windows: how many tokens a layer of the library's cache holds, or None.
 
     Args:
-        parts: the model's; `PlainParts` may take their place.
+        parts: the model's; `ModelParts` may take their place.
         prompt: of which keys and values have the sizes.
         room: slots of the buffers; on a GPU for the whole text.
         vocabulary: the number of tokens.
     """
 
-    def __init__(self, parts: Parts | CPUParts, prompt: Prompt, room: int, vocabulary: int):
-        self.parts: Parts | CPUParts | PlainParts = parts
+    def __init__(self, parts: Parts | CPUParts | ModelParts, prompt: Prompt, room: int, vocabulary: int):
+        self.parts = parts
         self.room = room
         with torch.inference_mode(False), torch.no_grad():
             rows, device = len(prompt.visible), prompt.visible.device
@@ -74,19 +75,20 @@ class Steps:
             self.is_end = torch.zeros(vocabulary, dtype=torch.bool, device=device)
             self.pad = torch.zeros((), dtype=torch.long, device=device)
             self.count = torch.zeros((), dtype=torch.long, device=device)
-            self._columns = torch.arange(room, device=device)
-            self._has_state = [has_state(layer) for layer in prompt.cache.layers]
-            leads = [BLOCK if window else 0 for window in parts.cut] or [0] * len(self._has_state)
-            self._buffers = [
+            self.columns = torch.arange(room, device=device)
+            self.has_state = [has_state(layer) for layer in prompt.cache.layers]
+            self.windows = [getattr(layer, "sliding_window", None) for layer in prompt.cache.layers]
+            leads = [BLOCK if window else 0 for window in parts.cut] or [0] * len(self.has_state)
+            self.buffers = [
                 _buffers(layer, rows, room, lead) for layer, lead in zip(prompt.cache.layers, leads, strict=True)
             ]
-            self._sources: list = [[] for _ in self._buffers]
-            self._source_visible = None
+            self.sources: list = [[] for _ in self.buffers]
+            self.source_visible = None
             if prompt.cross is not None:
                 sources, length = rows // parts.beams, held_by(prompt.cross.layers[0])[0].shape[2]
                 length = length if device.type == "cpu" else room_for(length)
-                self._sources = [_buffers(layer, sources, length) for layer in prompt.cross.layers]
-                self._source_visible = torch.zeros(sources, 1, 1, length, dtype=torch.bool, device=device)
+                self.sources = [_buffers(layer, sources, length) for layer in prompt.cross.layers]
+                self.source_visible = torch.zeros(sources, 1, 1, length, dtype=torch.bool, device=device)
         self._is_fresh = True
         self.logits: torch.Tensor | None = None
         self.problem: str | None = None
@@ -99,7 +101,7 @@ class Steps:
         is_as_wide = len(prompt.visible) == len(self.visible) and room <= self.room
         if prompt.cross is None or not is_as_wide:
             return is_as_wide
-        return held_by(prompt.cross.layers[0])[0].shape[2] <= self._sources[0][0].shape[2]
+        return held_by(prompt.cross.layers[0])[0].shape[2] <= self.sources[0][0].shape[2]
 
     @torch.no_grad()
     def begin(self, prompt: Prompt, input_ids, ends: list[int], pad: int) -> None:
@@ -107,7 +109,7 @@ class Steps:
         if self._done is not None:
             torch.cuda.current_stream().wait_event(self._done)  # another stream may have used the buffers last
         length = prompt.visible.shape[1]
-        for pair, layer, keeps in zip(self._buffers, prompt.cache.layers, self._has_state, strict=True):
+        for pair, layer, keeps in zip(self.buffers, prompt.cache.layers, self.has_state, strict=True):
             for buffer, states in zip(pair, held_by(layer), strict=True):
                 of_rows = buffer.unflatten(0, (len(states), -1))
                 # A layer with a window may hold the end of a prompt only.
@@ -116,16 +118,15 @@ class Steps:
                     buffer[:, :, length:].zero_()  # what is hidden is multiplied by 0, which NaN survives
         if prompt.cross is not None:
             source_length = held_by(prompt.cross.layers[0])[0].shape[2]
-            for pair, layer in zip(self._sources, prompt.cross.layers, strict=True):
+            for pair, layer in zip(self.sources, prompt.cross.layers, strict=True):
                 for buffer, states in zip(pair, held_by(layer), strict=True):
-                    each = len(states) // len(buffer)  # more than one if what could be shared is not
-                    buffer[:, :, :source_length].copy_(states[::each])
+                    buffer.unflatten(0, (len(states), -1))[..., :source_length, :] = states[:, None]
                     if not self._is_fresh:
                         buffer[:, :, source_length:].zero_()
-            assert self._source_visible is not None
-            self._source_visible.zero_()
+            assert self.source_visible is not None
+            self.source_visible.zero_()
             mask = prompt.source_mask
-            self._source_visible[:, 0, 0, :source_length] = True if mask is None else mask[:: self.parts.beams]
+            self.source_visible[:, 0, 0, :source_length] = True if mask is None else mask[:: self.parts.beams]
         self.visible.zero_()
         self.visible[:, :length] = prompt.visible
         self.positions.copy_(prompt.positions)
@@ -144,13 +145,13 @@ class Steps:
 
         With `greedy` its choice goes into `output` and `ids`; otherwise `logits` [B, 1, V] are there for the caller.
         """
-        captured = None
-        if self.ids.device.type == "cpu":
-            if length + WRITTEN > self.room:
-                self._grow(room_for(length + length // 2 + WRITTEN))
+        captured, is_cpu = None, self.ids.device.type == "cpu"
+        if is_cpu and length + WRITTEN > self.room:
+            self._grow(room_for(length + length // 2 + WRITTEN))
+        if isinstance(self.parts, ModelParts):
+            seen = length
+        elif is_cpu:
             seen = max(WRITTEN, -(-length // BLOCK) * BLOCK)
-        elif isinstance(self.parts, PlainParts):
-            seen = self.room
         else:
             seen = min(room_for(length), self.room)
             if (seen, greedy) not in self._graphs:
@@ -173,11 +174,11 @@ class Steps:
             return larger
 
         with torch.inference_mode(False):
-            for index, pair in enumerate(self._buffers):
-                if not self._has_state[index]:
-                    self._buffers[index] = [grown(buffer, 2) for buffer in pair]
+            for pair, keeps in zip(self.buffers, self.has_state, strict=True):
+                if not keeps:
+                    pair[:] = [grown(buffer, 2) for buffer in pair]
             self.visible, self.output = grown(self.visible, 1), grown(self.output, 1)
-            self._columns = torch.arange(room, device=self.ids.device)
+            self.columns = torch.arange(room, device=self.ids.device)
         self.room = room
 
     @torch.no_grad()
@@ -188,19 +189,13 @@ class Steps:
         """
         if not rows:
             return
-        if isinstance(self.parts, PlainParts):
-            index = torch.arange(len(self.ids), device=self.ids.device)
-            for source, target, _ in rows:
-                index[target] = source
-            self.parts.cache.reorder_cache(index)
-            return
         *ends, firsts = zip(*rows, strict=True)
         sources, targets = torch.tensor(ends).to(self.ids.device)
         for buffer in self._states():
             buffer.index_copy_(0, targets, buffer.index_select(0, sources))
-        pairs = zip(self._buffers, self._has_state, strict=True)
+        pairs = zip(self.buffers, self.has_state, strict=True)
         for buffer in (buffer for pair, keeps in pairs if not keeps for buffer in pair):
-            if isinstance(self.parts, CPUParts):
+            if buffer.device.type == "cpu":
                 for source, target, first in rows:
                     buffer[target, :, first:length] = buffer[source, :, first:length]
             else:  # on a GPU a call takes longer than the numbers
@@ -208,25 +203,16 @@ class Steps:
                 part.index_copy_(0, targets, part.index_select(0, sources))
 
     @torch.no_grad()
-    def fill(self, cache, start: int, length: int, source_length: int = 0) -> None:
-        """Append tokens from `start` to `length` to a cache of the library's, whose states become the present ones.
-
-        Of an encoder-decoder it gets the source's keys and values, too.
-        """
-        own = getattr(cache, "self_attention_cache", cache)
-        for index, (pair, keeps) in enumerate(zip(self._buffers, self._has_state, strict=True)):
+    def fill(self, cache, start: int, length: int) -> None:
+        """Append tokens from `start` to `length` to a cache of the library's, whose states become the present ones."""
+        for index, (pair, keeps) in enumerate(zip(self.buffers, self.has_state, strict=True)):
             if keeps:
                 past, state = pair
-                own.layers[index].update_conv_state(past)
+                cache.layers[index].update_conv_state(past)
                 if state.numel():
-                    own.layers[index].update_recurrent_state(state)
+                    cache.layers[index].update_recurrent_state(state)
             elif start < length:
-                own.update(*(buffer[:, :, start:length].clone() for buffer in pair), index)
-        for index, pair in enumerate(self._sources):
-            if pair:
-                states = (each[:, :, :source_length].repeat_interleave(self.parts.beams, 0) for each in pair)
-                cache.cross_attention_cache.update(*states, index)
-                cache.is_updated[index] = True
+                cache.update(*(buffer[:, :, start:length].clone() for buffer in pair), index)
 
     def end(self) -> None:
         """The text is written."""
@@ -234,33 +220,13 @@ class Steps:
             self._done.record()
 
     def _run(self, seen: int, greedy: bool) -> None:
-        parts = self.parts
         self.visible.index_fill_(1, self.slot, True)
-        seen_by = {kind: self._seen(seen, window) for kind, window in parts.windows.items()}
-        buffers = self._buffers
-        if parts.cut:
-            starts = [self._start(seen, window) for window in parts.cut]
-            pairs = zip(buffers, starts, strict=True)
-            buffers = [[buffer[:, :, start:] for buffer in pair] if start else pair for pair, start in pairs]
-        self.logits = parts.logits(self.ids, self.positions, seen_by, buffers, self._source_visible, self._sources)
+        self.logits = self.parts.logits(self, seen)
         if greedy:
             state = (self.ids, self.output, self.slot, self.unfinished, self.is_end, self.pad, self.count)
-            parts.choose(self.logits, *state)
+            self.parts.choose(self.logits, *state)
         self.slot.add_(1)
         self.positions.add_(1)
-
-    def _seen(self, seen: int, window: int | None):
-        """Which slots are seen, bool [B, S / BLOCK, BLOCK], and the new token's, of buffers that begin at `_start`."""
-        start = self._start(seen, window)
-        visible = self.visible[:, start:seen]
-        if window is not None:
-            visible = visible & (self._columns[start:seen] > self.slot - window)
-        return visible.unflatten(1, (-1, BLOCK)), self.slot - start if start else self.slot
-
-    def _start(self, seen: int, window: int | None) -> int:
-        """Where buffers begin that are cut to a window, of which at least `WRITTEN` slots are seen."""
-        is_cut = window is not None and bool(self.parts.cut)
-        return max(0, seen - BLOCK - window) // BLOCK * BLOCK if is_cut else 0
 
     @torch.no_grad()
     def _captured(self, seen: int, greedy: bool):
@@ -295,7 +261,7 @@ class Steps:
 
     def _states(self) -> list[torch.Tensor]:
         """What layers that keep a state hold."""
-        pairs = zip(self._buffers, self._has_state, strict=True)
+        pairs = zip(self.buffers, self.has_state, strict=True)
         return [buffer for pair, keeps in pairs if keeps for buffer in pair]
 
 

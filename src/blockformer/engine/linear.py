@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from .choices import IN_PARTS, ONEDNN, WIDENED, is_enabled, is_faster
 from .few_rows import MOST_ROWS
-from .measure import IN_PARTS, ONEDNN, WIDENED, is_enabled, is_faster
 from .watched import is_transformed
 
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer

@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..model.awq_linear import ABOVE, QuantizedLinear, raised
+from .choices import is_enabled
 from .copies import Following
 from .few_rows import Rows, as_rows, computed_once, rows_of
 from .linear import QuickLinear
-from .measure import is_enabled
 from .packed import PackedLinear
 from .watched import is_bare, is_transformed
 

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..model.stack import Stack
 from .attention import layers_read_as_weights
+from .choices import PACKED, is_enabled, is_exported, is_faster
 from .linear import by_onednn
 from .linear import packed as packed_numbers
-from .measure import PACKED, is_enabled, is_exported, is_faster
 from .watched import is_plain_linear, is_transformed
 
 # Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).

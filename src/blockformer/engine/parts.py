@@ -1,46 +1,83 @@
 """What computes the logits of a step: compiled parts on a GPU or on a CPU, or the model itself.
 
-B rows, R room of the buffers, V vocabulary.
+B rows, n beams of a source, S tokens with the new one, R room of the buffers, K key/value heads, D head size, V
+vocabulary.
 """
+
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from .compiler import compiled
-from .fallbacks import Uncompiled
+from .fallbacks import OtherLoop
+from .few_rows import BLOCK
 from .joined import join
 from .step_functions import StepFunctions, log_sums
+from .step_parts import State
 from .watched import unknown_code
 
 
-class Parts:
-    """The parts of a model's step for a GPU, as functions of tensors.
+class _Functions:
+    """A step as functions of tensors, `logits_of`: see `StepFunctions.logits`.
 
     Attributes:
         beams: rows that share the keys and values of their source.
-        windows: layer type -> how many tokens its layers see, or None.
-        cut: see `StepFunctions`; a graph reads whole buffers.
+        cut: see `StepFunctions`.
+    """
+
+    beams = 1
+    cut: list | tuple = ()
+    windows: dict
+    logits_of: Callable
+
+    def logits(self, steps, seen: int):
+        """The logits [B, 1, V] of the new tokens in `Steps`, which see so many slots, a multiple of `BLOCK`."""
+        buffers = steps.buffers
+        seen_by = {kind: self._seen(steps, seen, window) for kind, window in self.windows.items()}
+        if self.cut:
+            starts = [self._start(seen, window) for window in self.cut]
+            pairs = zip(buffers, starts, strict=True)
+            buffers = [[buffer[:, :, start:] for buffer in pair] if start else pair for pair, start in pairs]
+        return self.logits_of(steps.ids, steps.positions, seen_by, buffers, steps.source_visible, steps.sources)
+
+    def _seen(self, steps, seen: int, window: int | None):
+        """Which slots are seen, bool [B, S / BLOCK, BLOCK], and the new token's, of buffers that begin at `_start`."""
+        start = self._start(seen, window)
+        visible = steps.visible[:, start:seen]
+        if window is not None:
+            visible = visible & (steps.columns[start:seen] > steps.slot - window)
+        return visible.unflatten(1, (-1, BLOCK)), steps.slot - start if start else steps.slot
+
+    def _start(self, seen: int, window: int | None) -> int:
+        """Where buffers begin that are cut to a window, of which at least `WRITTEN` slots are seen."""
+        is_cut = window is not None and bool(self.cut)
+        return max(0, seen - BLOCK - window) // BLOCK * BLOCK if is_cut else 0
+
+
+class Parts(_Functions):
+    """The parts of a model's step for a GPU. A graph reads whole buffers, and a row for each beam.
 
     Args:
         model: a decoder with a language model head, or an encoder-decoder.
         is_compiled: whether the parts are compiled; a CPU runs them as they are.
     """
 
-    beams, cut = 1, ()
-
     def __init__(self, model, is_compiled: bool):
         if (unknown := unknown_code(model)) is not None:
-            raise Uncompiled(f"the model contains code of another package: {unknown}")
+            raise OtherLoop(f"the model contains code of another package: {unknown}")
         stack = model.get_decoder()
         if stack.passes > 1:
-            raise Uncompiled("layers share their weights")
+            raise OtherLoop("layers share their weights")
         self._joined = join(stack.layers)
         in_place: dict[nn.Module, nn.Module] = {
             layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
         }
         device = "cuda" if is_compiled else None
         functions = StepFunctions(model, written=1, in_place=in_place, device=device)
-        self.windows, self.logits, self.log_sums = functions.windows, functions.logits, functions.log_sums
+        self.windows, self.logits_of, self.log_sums = functions.windows, functions.logits, functions.log_sums
         self.choose = _choose if device is None else compiled(_choose, device)
         self._model = model
         self._places = self._addresses()
@@ -60,8 +97,8 @@ class Parts:
         return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
 
 
-class CPUParts:
-    """The parts of a step on a CPU, in place of `Parts`.
+class CPUParts(_Functions):
+    """The parts of a step that a CPU compiles.
 
     Args:
         steps: the model's `CompiledSteps`.
@@ -69,40 +106,97 @@ class CPUParts:
     """
 
     def __init__(self, steps, sources: int, beams: int = 1):
-        self._steps, self._functions, self.choose = steps, steps.functions_for(sources, beams), _choose
-        self.windows, self.log_sums, self.beams = self._functions.windows, self._functions.log_sums, beams
-        self.cut = self._functions.cut
+        functions = steps.functions_for(sources, beams)
+        self.logits_of, self.log_sums = functools.partial(steps.computed, functions), functions.log_sums
+        self.windows, self.cut, self.beams, self.choose = functions.windows, functions.cut, beams, _choose
         steps.refresh()
 
-    def logits(self, *given):
-        """As `StepFunctions.logits`."""
-        return self._steps.computed(self._functions, *given)
 
-
-class PlainParts:
-    """The model itself in place of compiled parts: it writes the rest of a text in whose middle it was changed.
+class ModelParts:
+    """The model itself: its `forward` reads the new tokens, with a cache that lies in the buffers of `Steps`.
 
     Args:
         model: as the caller has it by now.
-        cache: the library's, with all tokens but the last one.
-        source: what an encoder-decoder's `forward` gets of its source, by name.
+        source: what an encoder-decoder's `forward` gets of its source, by name; the states have a row for each beam.
+        beams: rows that share the keys and values of their source, by `SharesSources`.
     """
 
-    windows: dict = {"": None}
     cut = ()
 
-    def __init__(self, model, cache, beams: int, source: dict):
-        self._model, self.cache, self.beams, self._source = model, cache, beams, source
+    def __init__(self, model, source: dict, beams: int = 1):
+        self._model, self._source, self.beams = model, source, beams
         self.choose, self.log_sums = _choose, log_sums
+        self._cache: DynamicCache | EncoderDecoderCache | None = None
 
-    def logits(self, input_ids, positions, seen: dict, *_):
-        """As `StepFunctions.logits`."""
-        given = {"past_key_values": self.cache, "use_cache": True, "return_dict": True}
+    def logits(self, steps, seen: int):
+        """The logits [B, 1, V] of the new tokens in `Steps`, which see so many slots."""
+        if self._cache is None:
+            self._cache = self._in_buffers(steps, seen - 1)
+            self._is_padded = not bool(steps.visible[:, : seen - 1].all())
+        given = {"past_key_values": self._cache, "use_cache": True, "return_dict": True}
         if self._source:
-            return self._model(decoder_input_ids=input_ids, **self._source, **given).logits
-        ((blocks, slot),) = seen.values()
-        mask = blocks.flatten(1)[:, : int(slot) + 1].long()
-        return self._model(input_ids=input_ids, attention_mask=mask, position_ids=positions, **given).logits
+            return self._model(decoder_input_ids=steps.ids, **self._source, **given).logits
+        mask = steps.visible[:, :seen].long() if self._is_padded else None
+        return self._model(input_ids=steps.ids, attention_mask=mask, position_ids=steps.positions, **given).logits
+
+    def _in_buffers(self, steps, length: int):
+        """A cache of the library's kind of so many tokens."""
+        cache = DynamicCache()
+        for pair, keeps, window in zip(steps.buffers, steps.has_state, steps.windows, strict=True):
+            if keeps:
+                cache.layers.append(State(pair))
+            else:
+                in_buffers = _InBuffers(pair, length) if window is None else _WindowInBuffers(pair, length, window)
+                cache.layers.append(in_buffers)
+        if not self._source:
+            return cache
+        cross, source_length = DynamicCache(), self._source["encoder_outputs"][0].shape[1]
+        times = len(steps.ids) // (len(steps.sources[0][0]) * self.beams)
+        for index, pair in enumerate(steps.sources):
+            states = (each[:, :, :source_length].repeat_interleave(times, 0) for each in pair)
+            cross.update(*states, index)
+        return EncoderDecoderCache(cache, cross)
+
+
+class _InBuffers(DynamicLayer):
+    """A layer's keys and values [B, K, S, D] as views of two buffers [B, K, R, D], which the new token is written into.
+
+    Args:
+        pair: the buffers, in a list that gets larger ones when they are full.
+        length: how many tokens they hold.
+    """
+
+    def __init__(self, pair: list, length: int, *window: int):
+        super().__init__(*window)
+        self._pair, self.is_initialized = pair, True
+        self.dtype, self.device = pair[0].dtype, pair[0].device
+        self._hold(length)
+
+    def _hold(self, length: int) -> None:
+        self._length, first = length, self._first_of(length)
+        self.keys, self.values = (buffer[:, :, first:length] for buffer in self._pair)
+
+    def _first_of(self, length: int) -> int:
+        """The first of so many tokens that a new one may see."""
+        return 0
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Write those of one token [B, K, 1, D]; returns all that it sees."""
+        for buffer, states in zip(self._pair, (key_states, value_states), strict=True):
+            buffer[:, :, self._length : self._length + 1] = states
+        self._hold(self._length + 1)
+        return self.keys, self.values
+
+
+class _WindowInBuffers(_InBuffers, DynamicSlidingWindowLayer):
+    """The same of a layer with a window."""
+
+    def _hold(self, length):
+        self.cumulative_length = length
+        super()._hold(length)
+
+    def _first_of(self, length):
+        return max(0, length - self.sliding_window)
 
 
 def _choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):

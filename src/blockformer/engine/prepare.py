@@ -7,6 +7,7 @@ from torch import nn
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
 from ..model.disentangled import DisentangledAttention
+from ..model.hybrid import OF_HYBRID
 from ..model.latent_attention import LatentAttention
 from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
@@ -19,15 +20,15 @@ from .attention import (
     UnpaddedDisentangledAttention,
     sdpa_attention,
 )
+from .choices import is_enabled
 from .decoding import Decoding
 from .delta_kernels import apply_rule
 from .linear import QuickLinear, can_be_quick
 from .low_bits import PreparedQuantizedLinear, can_be_in_order, check_head
-from .measure import is_enabled
 from .packed import pack_weights, unpack_weights
 from .runtime import (
     AcceleratorRuntime,
-    CompiledRuntime,
+    CapturingRuntime,
     LoadedRuntime,
     PreparedRuntime,
     TrainingRuntime,
@@ -62,7 +63,8 @@ def prepare_for_inference(
     """Make a model faster at inference, on its present device.
 
     On a CPU, weights are packed for the processor, matmuls of few rows are split, and half precision is multiplied in
-    float32, each on processors where it is faster. On a CUDA device, the padding of large
+    float32, each on processors where it is faster. `generate` writes by a loop of ours, into buffers with room to
+    spare, where the beams of a source share its keys and values. On a CUDA device, the padding of large
     batches is skipped, in half precision with PyTorch's kernel for sequences of any length, and long contexts with soft
     caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
     tensors. A packed weight is still the same parameter. Until `prepare_for_training` no weight learns, and whatever
@@ -71,7 +73,7 @@ def prepare_for_inference(
 
     Args:
         model: a Blockformer model of this package.
-        compile: have `generate` write by a step that `torch.compile` compiles; calls of the model itself, such as a
+        compile: have the step of that loop compiled by `torch.compile`; calls of the model itself, such as a
             loop of your own makes, run as without `compile`. This needs a C++ compiler, and the first batch of each
             kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds for a small decoder
             on two busy cores; later processes read the code from PyTorch's own cache (`TORCHINDUCTOR_CACHE_DIR`).
@@ -108,17 +110,17 @@ def prepare_for_inference(
         _make_plain(model)
         _prepare_on_accelerator(model, compile)
         return model
-    if compile and step.can_compile(model):
-        _make_plain(model)
-        _give_runtime(model, PreparedRuntime)
-        model.runtime = CompiledRuntime(Decoding(model, "cpu", step.CompiledSteps(model, head_bits)))
-        if is_enabled():
-            _put_in(model, _PREPARED)
-        return model
+    writes = step.can_compile(model)
     _forget_compiled(model)
     _take_out(model)
+    if compile and writes:
+        unpack_weights(model)  # a step reads plain ones
+    else:
+        pack_weights(model)
     _give_runtime(model, PreparedRuntime)
-    pack_weights(model)
+    if writes and not hasattr(model.config, OF_HYBRID):  # layers with both keys and a state
+        steps = step.CompiledSteps(model, head_bits) if compile else None
+        model.runtime = WritingRuntime(Decoding(model, "cpu", steps))
     if is_enabled():
         _put_in(model, _PREPARED)
     return model
@@ -161,7 +163,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if accelerator.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime = WritingRuntime(Decoding(model, accelerator.DEVICE))
+        model.runtime = CapturingRuntime(Decoding(model, accelerator.DEVICE, by_graphs=True))
 
 
 def _make_plain(model) -> None:
@@ -244,7 +246,7 @@ def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
 def _forget_compiled(model) -> None:
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
-            if isinstance(module.runtime, WritingRuntime):
+            if isinstance(module.runtime, CapturingRuntime):
                 module.runtime.decoding.undo()
             module.runtime = module.usual_runtime()
 

@@ -9,18 +9,16 @@ from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
 from . import accelerator
 from .attention import is_in_use
-from .beams import share_sources
+from .choices import is_enabled, is_switched_on
 from .decoding import Decoding
-from .growing_cache import grow_in_place
-from .measure import is_enabled, is_switched_on
 from .unpadding import (
     find_unpadding,
     is_recording,
-    is_watched,
     knows_unpadding,
     plan_without_padding,
     unpadding_in,
 )
+from .watched import is_watched
 
 logger = logging.get_logger(__name__)
 
@@ -120,7 +118,7 @@ class TrainingRuntime(LoadedRuntime):
 
 
 class PreparedRuntime(TrainingRuntime):
-    """A model that is prepared for inference, or a stack of it: its cache grows in place, and beams share a source."""
+    """A model that is prepared for inference, or a stack of it: padding is skipped, except where a cache is filled."""
 
     takes_gradients = False
 
@@ -130,12 +128,6 @@ class PreparedRuntime(TrainingRuntime):
                 "the model is prepared for inference, and no weight learns: call prepare_for_training()."
             )
         return super().plan(stack, inputs)
-
-    def cache(self, fresh, beams=1):
-        if not is_enabled():
-            return fresh
-        share_sources(fresh, beams)
-        return grow_in_place(fresh)
 
 
 class AcceleratorRuntime(PreparedRuntime):
@@ -164,14 +156,13 @@ class AcceleratorRuntime(PreparedRuntime):
 
 
 class _Writes:
-    """Mixed into the runtime of a model that `generate` writes with by compiled steps."""
+    """Mixed into the runtime of a model that writes by a loop of ours."""
 
     def __init__(self, decoding: Decoding):
         self.decoding = decoding
 
-    def cache(self, fresh, beams=1):
-        """As `PreparedRuntime.cache`; `generate` makes it, and nobody sees it before or after."""
-        fresh = super().cache(fresh, beams)  # type: ignore[misc]
+    def cache(self, fresh):
+        """The same one, with a mark: `generate` has made it, and nobody sees it before or after."""
         fresh.is_of_generate = True
         return fresh
 
@@ -179,9 +170,9 @@ class _Writes:
         return self.decoding.write(model, input_ids, arguments, named)
 
 
-class CompiledRuntime(_Writes, PreparedRuntime):
-    """A model on a CPU that writes by compiled steps."""
+class WritingRuntime(_Writes, PreparedRuntime):
+    """A model on a CPU that writes."""
 
 
-class WritingRuntime(_Writes, AcceleratorRuntime):
+class CapturingRuntime(_Writes, AcceleratorRuntime):
     """A model on a GPU that writes by captured steps."""

@@ -16,7 +16,7 @@ from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
 from .compiler import has_compiler, is_of_compiler, progress
 from .copies import Following
-from .fallbacks import Uncompiled
+from .fallbacks import OtherLoop
 from .few_rows import MOST_ROWS, Rows
 from .low_bits import OrderedLinear, RoundedHead
 from .step_functions import StepFunctions
@@ -77,15 +77,15 @@ class CompiledSteps:
         """The compiled parts for a batch of one source or several, with so many beams each.
 
         Raises:
-            Uncompiled: there are none.
+            OtherLoop: there are none.
         """
         config, rows = self._stack.config, sources * beams
         if getattr(config, "num_experts", None) and rows > 1:  # rows that share an expert multiply by it together
-            raise Uncompiled("a model with experts has more than one row to write")
+            raise OtherLoop("a model with experts has more than one row to write")
         if getattr(config, "linear_bits", None) and rows > MOST_ROWS:
-            raise Uncompiled(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write")
+            raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write")
         if self._unknown_code is not None:
-            raise Uncompiled(f"the model contains code of another package: {self._unknown_code}")
+            raise OtherLoop(f"the model contains code of another package: {self._unknown_code}")
         kind = ("one" if sources == 1 else "few" if beams == 1 and rows <= MOST_ROWS else "many", beams)
         if not self._has(kind):
             with self._lock:
@@ -93,7 +93,7 @@ class CompiledSteps:
                     self._functions[kind] = self._made(*kind)
         functions = self._functions[kind]
         if functions is None:
-            raise Uncompiled(_NO_CODE)
+            raise OtherLoop(_NO_CODE)
         return functions
 
     def _has(self, kind: tuple) -> bool:
@@ -117,7 +117,7 @@ class CompiledSteps:
         """The logits of these functions, see `StepFunctions.logits`; the first call waits for the compiler.
 
         Raises:
-            Uncompiled: the compiler failed. Nothing has changed but what the new token's slots hold.
+            OtherLoop: the compiler failed. Nothing has changed but what the new token's slots hold.
         """
         if not functions.is_ready:
             with self._lock, progress():
@@ -134,7 +134,7 @@ class CompiledSteps:
             reason = " ".join(str(error).split())[:300]
             logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
             self._functions = {key: None if each is functions else each for key, each in self._functions.items()}
-            raise Uncompiled(_NO_CODE) from error
+            raise OtherLoop(_NO_CODE) from error
 
 
 def uncompiled_field(config) -> str | None:

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from ..model.attention import Attention
 from ..model.experts import Experts
 from .attention import PreparedAttention, StepAttention
+from .choices import ONEDNN, is_faster
 from .few_rows import Rows, as_rows, computed_once, rows_of
 from .linear import QuickLinear, by_onednn_in_a_graph, in_columns
-from .measure import ONEDNN, is_faster
 
 
 class StepLinear(nn.Linear):

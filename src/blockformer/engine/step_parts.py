@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from ..model.attention import with_bias
 from ..model.layer import LayerInputs
 from ..model.positions import rotations_of
+from ..model.states import states_of
 from .few_rows import BLOCK
 
 _AFTER_LAYERS = ("norm", "final_projection")
@@ -45,7 +46,7 @@ class _Buffers(Cache):
         return self.length, 0
 
 
-class _State:
+class State:
     """What a layer that keeps a state holds, in buffers: the last tokens before a convolution [B, D, W], and the state.
 
     A step reads and writes it as the library's `LinearAttentionLayer`.
@@ -154,7 +155,7 @@ class LayersPart(nn.Module):
             own = slice(2 * index, 2 * index + 2)
             cache: Cache = _Buffers(slot, length, buffers[own], self.written)
             if keeps_state(layer):
-                cache, mask = Cache(layers=[_State(buffers[own])]), None  # the new token is not padding
+                cache, mask = Cache(layers=[State(buffers[own])]), None  # the new token is not padding
             if source_mask is not None:
                 keys, values = sources[own]
                 cache = _Caches(cache, keys, values, layer.layer_idx)
@@ -167,6 +168,22 @@ class LayersPart(nn.Module):
 def keeps_state(layer) -> bool:
     """Whether a layer keeps a state in place of keys and values."""
     return hasattr(layer.self_attn, "state_bytes")
+
+
+def has_state(layer) -> bool:
+    """Whether a cache's layer keeps a state in place of keys and values."""
+    return hasattr(layer, "update_recurrent_state")
+
+
+def held_by(layer) -> tuple:
+    """Keys and values of a cache's layer, [B, K, S, D].
+
+    Of one with a state, what its convolution sees [B, D, W] and the state, both None as long as it is empty.
+    """
+    if not has_state(layer):
+        return layer.keys, layer.values
+    past, state = states_of(layer)
+    return past, past.new_empty(len(past), 0) if state is None and past is not None else state
 
 
 def _cut(states):

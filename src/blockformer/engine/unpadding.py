@@ -14,18 +14,11 @@ import itertools
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
 
 from ..model.attention import Attention, with_bias
-from ..model.axes import BLOCKS
 from ..model.compat import is_mapped
 from ..model.positions import starts_of
-from .watched import is_bare
-
-# Whose modules treat each token by itself and look at no row, unless a hook does: adapters of each row are hooks.
-_KNOWN = ("blockformer", "torch", "transformers", "peft")
 
 
 class Unpadding:
@@ -38,10 +31,12 @@ class Unpadding:
     Attributes:
         masks: one mask for each sequence, or None where no key needs hiding and there is no bias.
         bias: [1, H, L or more, L or more] of scores, which all layers and sequences share, or None.
+        side_by_side: see `sequences`, once that was needed.
     """
 
     masks = None
     bias = None
+    side_by_side = None
 
     def __init__(self, shape, indices, lengths: list):
         self.shape, self.indices, self.lengths = tuple(shape), indices, lengths
@@ -169,11 +164,6 @@ def is_recording(config, named: dict) -> bool:
     return any(named.get(name, getattr(config, name, False)) for name in names)
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether something may look at the rows that a module or one within it sees: a hook, or code of somebody else."""
-    return _has_any_global_hook() or any(not is_bare(each) or not _is_known(type(each)) for each in module.modules())
-
-
 def knows_unpadding(stack) -> bool:
     """Whether all self-attention of a stack tells the sequences of a packed row apart."""
     parts = [layer.self_attn for layer in stack.layers]
@@ -182,16 +172,6 @@ def knows_unpadding(stack) -> bool:
         and (isinstance(part, KnowsUnpadding) or not part.has_relative_terms)
         for part in parts
     )
-
-
-def _is_known(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _KNOWN or kind.__module__ in _modules_of_blocks()
-
-
-def _modules_of_blocks() -> set:
-    """The modules of registered blocks from outside, which were checked with several sequences in a row."""
-    blocks = (getattr(block, "cls", block) for kinds in BLOCKS.values() for block in kinds.values())
-    return {block.__module__ for block in blocks if isinstance(block, type)}
 
 
 class KnowsUnpadding:

@@ -11,11 +11,13 @@ from torch.nn.modules.module import _has_any_global_hook
 from transformers import PreTrainedModel
 
 from ..declared_fields import from_outside
-from ..model.axes import axes
+from ..model.axes import BLOCKS, axes
 
 _IS_TRAINING = attrgetter("training")
 _SETTINGS = bool | int | float | str | list | tuple | None
 _NO_SETTINGS = ("training", "gradient_checkpointing", "name_or_path")  # the first is asked of every module by itself
+# Packages whose modules treat each token by itself and look at no row, unless a hook does, such as an adapter a row.
+_KNOWN = ("blockformer", "torch", "transformers", "peft")
 # Packages whose parts of a model a step knows.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
 
@@ -48,6 +50,21 @@ def _is_idle(hook) -> bool:
         return False
     collector = getattr(source, "_active_collector", None)
     return collector is not None and not collector.get()
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether something may look at the rows that a module or one within it sees: a hook, or code of somebody else."""
+    return _has_any_global_hook() or any(not is_bare(each) or not _is_known(type(each)) for each in module.modules())
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _KNOWN or kind.__module__ in _modules_of_blocks()
+
+
+def _modules_of_blocks() -> set:
+    """The modules of registered blocks from outside, which were checked with several sequences in a row."""
+    blocks = (getattr(block, "cls", block) for kinds in BLOCKS.values() for block in kinds.values())
+    return {block.__module__ for block in blocks if isinstance(block, type)}
 
 
 class Modules:

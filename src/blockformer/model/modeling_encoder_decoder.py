@@ -302,8 +302,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         cache = model_kwargs.get(CACHE)
         if is_fresh and isinstance(cache, EncoderDecoderCache):
             cache.cross_attention_cache = DynamicCache()  # the library's would have the windows of the target's layers
-            beams = max(generation_config.num_beams, generation_config.num_return_sequences)
-            model_kwargs[CACHE] = self.runtime.cache(cache, beams)
+            model_kwargs[CACHE] = self.runtime.cache(cache)
 
 
 class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecoderPreTrainedModel):

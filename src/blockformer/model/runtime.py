@@ -45,8 +45,8 @@ class Runtime:
     def write(self, model, input_ids, arguments: tuple, named: dict):
         """What a loop of `GenerationMixin.generate` gives for a prompt [B, T] and these arguments, or None."""
 
-    def cache(self, fresh, beams: int = 1):
-        """The cache that takes the place of the library's fresh one, for so many rows of each source."""
+    def cache(self, fresh):
+        """The cache of a call of `generate` that brings none, in place of the library's fresh one."""
         return fresh
 
     def output(self, output_class: type, **fields):

@@ -201,7 +201,7 @@ class Stack(BlockformerPreTrainedModel):
     def new_cache(self, for_cross_attention: bool = False):
         """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""
         cache = DynamicCache(config=self.config)
-        return self.runtime.cache(EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache)
+        return EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache
 
     def _counted_positions(self, places, attention_mask, past, input_ids):
         """Positions [1 or B, T] where none are given: padding has what `padding_position` says."""

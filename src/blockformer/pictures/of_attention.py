@@ -129,7 +129,7 @@ def cache() -> str:
                 canvas.text(x - 62, middle, f"step {row + 1}", 12, "end", fill=GREY)
     for x, fill, words in (
         (60, STRONG_ORANGE, "key and value of this pass"),
-        (340, blend(PAPER, STRONG_BLUE, 0.45), "key and value from the cache (GrowingLayer)"),
+        (340, blend(PAPER, STRONG_BLUE, 0.45), "key and value from the cache (DynamicCache)"),
         (730, HIDDEN, "hidden by the causal mask"),
     ):
         canvas.rect(x, 388, 18, 18, fill, None, rx=3)
