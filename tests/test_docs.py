@@ -340,6 +340,16 @@ def test_the_readme_is_short_and_its_commands_are_there(name):
     assert {"demo", "test"} <= named <= set(" ".join(targets).split())
 
 
+@pytest.mark.parametrize("page", [*PAIRS["readme"], *PAIRS["supported"]], ids=["readme", "readme-zh", "en", "zh"])
+def test_a_page_counts_the_rebuilt_repos_as_their_table_does(page):
+    """How many there are, and by what their layout is known."""
+    rows = next(table for table in tables(ROOT / "docs" / "real-repos.md") if "converts" in table[0])[1:]
+    known = [sum(row[2] == how for row in rows) for how in ("yes", "remembered", "assumed")]
+    assert sum(known) == len(rows)
+    counts = [str(len(rows)), *map(str, known)]
+    assert re.search(r"\b.{,400}\b".join(["", *counts, ""]), " ".join(prose(page).split()), re.ASCII)
+
+
 @pytest.mark.parametrize("index", PAIRS["index"], ids=["en", "zh"])
 def test_every_page_is_linked_from_the_first(index):
     linked = {link.partition("#")[0] for link in LINK.findall(index.read_text(encoding="utf-8"))}
