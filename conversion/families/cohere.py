@@ -5,6 +5,8 @@ Later ones have experts (2026), or a vision tower next to the text (North Micro 
 Neighbouring channels of a head make a pair. The layers of the later ones that see everything have no positions.
 """
 
+from blockformer.files.errors import ConversionError, shown
+
 from ..rules.operations import DeinterleaveRotaryNorms
 from ..rules.table import Rule
 from ..values import AXES, Computed, Flag, Rope, only_sliding_layers_rotate
@@ -59,6 +61,11 @@ COHERE2 = Family(
 def _read_sparse(official):
     """Widths, the norm, the router, and which layers rotate, as the official class takes them from its config."""
     config = official.config
+    if config.num_shared_experts and config.shared_expert_combination_strategy != "sum":
+        said = shown(config.shared_expert_combination_strategy)
+        raise ConversionError(
+            f"config.json: shared_expert_combination_strategy is {said}; here, what all experts give is added ('sum')"
+        )
     dense, wide = config.prefix_dense_intermediate_size, config.intermediate_size
     is_softmax, is_rms = config.expert_selection_fn == "softmax", config.rms_norm_eps is not None
     dense_layers_rotate = config.prefix_dense_sliding_window_pattern == 1
@@ -94,12 +101,6 @@ def _write_sparse(config, head):
     }
 
 
-def averaged(official):
-    """The mean of the experts' output and the shared expert's is not their sum."""
-    is_mean = official.get("shared_expert_combination_strategy", "average") != "sum"
-    return ["shared_expert_combination_strategy"] if official.get("num_shared_experts") and is_mean else []
-
-
 COHERE2_MOE = Family(
     "cohere2_moe",
     "Cohere2MoeForCausalLM Cohere2MoeModel",
@@ -118,17 +119,19 @@ COHERE2_MOE = Family(
         usual={**fields_without("rms_norm_eps", "layer_norm_eps", "intermediate_size"), **EXPERT_FIELDS},
         fields=FIELDS,
         computed=[Computed(_read_sparse, _write_sparse)],
-        contradictions=averaged,
-        extra_fields=["shared_expert_combination_strategy", "num_shared_experts"],
     ),
 )
 
 
-class RopeOrNone(Rope):
+class RopeWhereTurned(Rope):
     """Rotary parameters of each layer type, of one without rotation none. A text's tokens have one position each."""
 
     def read(self, official):
         rope, types = official.config.rope_parameters, official.config.layer_types
+        if lacking := sorted({*types} - {*rope}):
+            raise ConversionError(
+                f"config.json: rope_parameters says nothing of {lacking[0]}; the official class needs it"
+            )
         turned = {kind: rope[kind] for kind in sorted({*types}) if rope[kind] is not None}
         if not turned:
             return {"position_type": "none", "rope_parameters": None, "rope_layers": None}
@@ -171,7 +174,7 @@ COMPASS = Family(
     ),
     settings=DecoderSettings(
         fields=FIELDS,
-        rope=RopeOrNone(),
+        rope=RopeWhereTurned(),
         computed=[Computed(lambda official: {"logit_scale": official.config.logit_scale or 1.0})],
         unsupported={"pooling": (None,)},
     ),

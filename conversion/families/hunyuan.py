@@ -60,7 +60,7 @@ EXPERTS = Computed(_read_experts, lambda config, head: {"moe_topk": config.num_e
 MOE = Family(
     "hunyuan_v1_moe",
     "HunYuanMoEV1ForCausalLM HunYuanMoEV1Model HunYuanMoEV1ForSequenceClassification",
-    structure=STRUCTURE,
+    structure={**STRUCTURE, "router_float32": True},
     fresh={
         **FRESH,
         "num_experts": 16,

@@ -386,6 +386,7 @@ SMALL = {
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]},
     "nemotron_h": {"hybrid_override_pattern": "M-*-"},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "falcon_h1": {"num_hidden_layers": 2},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": True},
 }

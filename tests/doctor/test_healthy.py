@@ -43,6 +43,7 @@ def small_model(name):
             (Row(name), USUAL["decoder"][1]) if model_type == name else (Row(name), USUAL["encoder_decoder"][1])
         )
     more = {"is_decoder": True} if name in index.MODEL_TYPES else {}
+    more |= {"max_length": sizes["max_position_embeddings"]} if name == "fsmt" else {}  # which is 200 otherwise
     return trained(model_of(row._replace(family=name), sizes, head, **more))
 
 
