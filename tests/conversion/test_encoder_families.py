@@ -58,8 +58,8 @@ ROWS = [
     Row("albert", {"embedding_size": 24, "num_hidden_groups": 2, "hidden_act": "relu"}),
     Row("roformer"),
     Row("roformer", {"embedding_size": 24, "num_attention_heads": 2, **UNTIED}, shards=True),
-    Row("bert-generation", {"is_decoder": True}),
-    Row("bert-generation", {"is_decoder": True, "hidden_act": "relu", **UNTIED}, shards=True),
+    Row("bert-generation"),
+    Row("bert-generation", {"hidden_act": "relu", **UNTIED}, shards=True),
     Row("gte"),
     Row("gte", {"type_vocab_size": 0, "rope_parameters": YARN, **UNTIED}, shards=True),
     Row("nomic_bert"),
@@ -120,7 +120,7 @@ def assert_padding_changes_nothing(ours, theirs):
 @pytest.mark.parametrize("row", parameters(ROWS))
 def test_there_and_back_with_the_same_numbers(tmp_path, row):
     head = next(head for head in family_of(row).heads if head.writes_text)
-    theirs = model_of(row, SIZES, head)
+    theirs = model_of(row, SIZES, head, **({"is_decoder": True} if head.is_decoder else {}))
     names, state = FAMILIES[row.family].names.language_model, theirs.state_dict()
     if names.copy:  # without ties the official class reads the copy alone
         state[names.bias].copy_(state[names.copy])

@@ -159,6 +159,7 @@ FURTHER_SIZES = {
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 12,
         "initializer_range": 0.1,
+        "pad_token_id": 0,
     },
 }
 PREFIXES = [
