@@ -170,7 +170,9 @@ COMPASS = Family(
     },
     names=DecoderNames(
         layer=MODULES,
-        refused={"CohereCompassTextForSequenceClassification": "it pools as its config says, and pads otherwise"},
+        refused={
+            "CohereCompassTextForSequenceClassification": "it finds a row's last token by the mask, or takes the mean; here the padding token shows the last one"
+        },
     ),
     settings=DecoderSettings(
         fields=FIELDS,

@@ -46,7 +46,7 @@ def _with_masks(model, args, named):
     tokens, named = named.get("decoder_input_ids"), {"use_cache": False, **named}
     if tokens is not None and named.get("decoder_attention_mask") is None:
         named["decoder_attention_mask"] = torch.ones_like(tokens)
-    if tokens is not None and named.get("input_ids") is None:  # without them it makes no mask; nothing else reads them
+    if named.get("encoder_outputs") is not None and named.get("input_ids") is None:  # without them it makes no mask
         named["input_ids"] = tokens
     return args, named
 

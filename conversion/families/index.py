@@ -21,7 +21,7 @@ NAMES: tuple[str, ...] = (
     *("granite_swa", "hunyuan_v1_dense", "apertus", "nanochat"),
     "gpt2",
     *("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode", "gpt_neo"),
-    *("biogpt", "xglm"),
+    *("biogpt", "xglm", "ctrl"),
     *("qwen3_moe", "qwen2_moe", "mixtral"),
     *("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
     *("afmoe", "solar_open", "mellum", "granitemoe_swa", "flint", "exaone_moe", "hy_v3"),

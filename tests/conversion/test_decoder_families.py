@@ -405,6 +405,8 @@ ROWS = [
     Row("biogpt", {"scale_embedding": False, "hidden_act": "relu", **UNTIED}, shards=True),
     Row("xglm"),
     Row("xglm", {"scale_embedding": False, "activation_function": "relu", "pad_token_id": 1, **UNTIED}, shards=True),
+    Row("ctrl", {"dff": 48}),
+    Row("ctrl", {"dff": 72, "n_head": 8, **UNTIED}, shards=True),
     Row("exaone4", WINDOW),
     Row("exaone4", {"sliding_window": None, "layer_types": [FULL, FULL], **TIED}, shards=True),
     Row("exaone4", {"sliding_window": 8, "layer_types": [FULL, FULL], "head_dim": 16}),

@@ -1352,6 +1352,20 @@ RECORDS = (
         known="assumed",
     ),
     Record(
+        "assumed/ctrl",
+        "CTRLLMHeadModel",
+        {"architectures": ["CTRLLMHeadModel"], "attn_pdrop": 0.1, "dff": 64, "embd_pdrop": 0.1,
+         "initializer_range": 0.02, "layer_norm_epsilon": 1e-06, "model_type": "ctrl", "n_ctx": 128, "n_embd": 32,
+         "n_head": 4, "n_layer": 2, "n_positions": 128, "resid_pdrop": 0.1, "tie_word_embeddings": True,
+         "vocab_size": Rows()},
+        gpt2_words(slow=True, config={**GPT2, "add_prefix_space": False, **SAME_END, "pad_token": END,
+                                      "tokenizer_class": "GPT2Tokenizer"}),
+        spelling=(without("lm_head.weight"),),
+        safetensors=None,
+        bin=(),
+        known="assumed",
+    ),
+    Record(
         "assumed/xglm",
         "XGLMForCausalLM",
         {
