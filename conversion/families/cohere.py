@@ -171,7 +171,8 @@ COMPASS = Family(
     names=DecoderNames(
         layer=MODULES,
         refused={
-            "CohereCompassTextForSequenceClassification": "it finds a row's last token by the mask, or takes the mean; here the padding token shows the last one"
+            "CohereCompassTextForSequenceClassification": "it finds a row's last token by the mask, or takes a mean; "
+            "here the padding token shows the last one"
         },
     ),
     settings=DecoderSettings(
