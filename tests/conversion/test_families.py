@@ -232,7 +232,8 @@ def test_a_negative_padding_token_means_none():
 def test_a_source_is_told_by_model_type_alone():
     assert family_of({"model_type": "qwen2", "_name_or_path": "meta-llama/Llama-3"}).name == "qwen2"
     with pytest.raises(
-        ConversionError, match=r"'gpt_ossi' is not supported\. There are afmoe, albert, apertus, arcee, bamba, bart,"
+        ConversionError,
+        match=r"'gpt_ossi' is not supported\. There are afmoe, albert, apertus, arcee, aria_text, bamba,",
     ):
         family_of({"model_type": "gpt_ossi"})
     with pytest.raises(ConversionError, match="model_type is missing"):
