@@ -131,6 +131,7 @@ def whole_in(config):
     """A pattern of the projections that are whole in each process."""
     one_key = config.num_key_value_heads == 1 or getattr(config, "kv_lora_rank", None)
     attention = config.qk_norm in ("per_head", "projection") or config.pruned_heads or config.attention_sinks or one_key
+    attention = attention or config.is_varied
     places = [r"\.(self|cross)_attn\."] if attention else []
     places += (
         [r"\.self_attn\.(state_space\.)?out_proj"] if getattr(config, "layer_types", None) else []

@@ -176,7 +176,7 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
         if style in ("colwise", "rowwise"):
             assert all(isinstance(parts[each], nn.Linear | nn.Parameter) for each in found)
     config = model.config
-    whole = config.attention_sinks or config.kv_lora_rank or config.num_key_value_heads == 1
+    whole = config.attention_sinks or config.kv_lora_rank or config.num_key_value_heads == 1 or config.is_varied
     is_split = config.qk_norm in (True, False, "rotated") and not whole
     assert ("layers.*.self_attn.q_proj" in config.base_model_tp_plan) == is_split
     peft = pytest.importorskip("peft")

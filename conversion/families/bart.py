@@ -97,6 +97,16 @@ def stack_rules(stack: str, config: PretrainedConfig) -> list[Rule]:
     return module_rules(modules) + ([Rule(table, table)] if config.position_type == "learned" else [])
 
 
+FIELDS = {
+    "encoder_ffn_dim": "intermediate_size",
+    "decoder_ffn_dim": "decoder_intermediate_size",
+    "encoder_attention_heads": "num_attention_heads",
+    "decoder_attention_heads": "num_attention_heads",
+    "encoder_layers": "num_hidden_layers",
+    "decoder_layers": "decoder_layers",
+    "decoder_start_token_id": "decoder_start_token_id",
+}
+"""Official field -> ours."""
 SCALE = RootOfWidth("scale_embedding")
 NO_FORCED_END = constants(forced_eos_token_id=None)
 """Ours is a generation setting, which lies in another file."""
@@ -295,15 +305,7 @@ def bart_settings(
         rest: other arguments of `Settings`.
     """
     return EncoderDecoderSettings(
-        fields={
-            "encoder_ffn_dim": "intermediate_size",
-            "decoder_ffn_dim": "decoder_intermediate_size",
-            "encoder_attention_heads": "num_attention_heads",
-            "decoder_attention_heads": "num_attention_heads",
-            "encoder_layers": "num_hidden_layers",
-            "decoder_layers": "decoder_layers",
-            "decoder_start_token_id": "decoder_start_token_id",
-        },
+        fields=FIELDS,
         computed=[SCALE, Matrices(own_vocabularies), NO_FORCED_END, *computed],
         training_only=("encoder_layerdrop", "decoder_layerdrop"),
         not_none=("initializer_range", *not_none),

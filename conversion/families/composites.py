@@ -50,6 +50,9 @@ class Composite:
 COMPOSITES = {
     "gemma3": Composite("Gemma3", {"gemma3_text": "gemma3_text"}),
     "gemma4": Composite("Gemma4", {"gemma4_text": "gemma4_text"}),
+    "gemma4_unified": Composite("Gemma4Unified", {"gemma4_unified_text": "gemma4_unified_text"}),
+    "cohere_compass": Composite("CohereCompass", {"cohere_compass_text": "cohere_compass_text"}),
+    "aria": Composite("Aria", {"aria_text": "aria_text"}),
     "embedding_gemma2": Composite("EmbeddingGemma2", {"embedding_gemma2_text": "embedding_gemma2_text"}, "Model"),
     "mistral3": Composite("Mistral3", {"mistral": "mistral", "ministral3": "ministral3"}),
     "qwen2_vl": Composite("Qwen2VL", {"qwen2_vl_text": "qwen2"}),

@@ -248,32 +248,20 @@ STRUCTURE = {
     "attention_scale": 1.0,
     "layer_scale": True,
 }
-GEMMA4 = Family(
-    "gemma4_text",
-    "Gemma4ForCausalLM Gemma4TextModel",
-    config_class="Gemma4TextConfig",
-    structure=STRUCTURE,
-    fresh={
-        "hidden_act": "gelu_pytorch_tanh",
-        "embedding_scale": root_of_width,
-        "tie_word_embeddings": True,
-        "layer_types": full_last,
-        "sliding_window": 512,
-        "rope_parameters": rope_by_type,
-        "attention_by_type": by_type,
-        "num_shared_kv_layers": a_third,
-        "hidden_size_per_layer_input": an_eighth,
-    },
-    names=SharingNames(
-        layer={
-            **{name: name for name in ("self_attn.q_proj", "self_attn.o_proj", "self_attn.q_norm")},
-            **NORMS,
-            **LAYER_INPUTS,
-        },
-        outer={**OUTER, **OUTER_INPUTS},
-        more_rules=lambda config: [Rule("layer_scalar", "end.scale")],
-    ),
-    settings=DecoderSettings(
+FRESH: dict[str, Any] = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "embedding_scale": root_of_width,
+    "tie_word_embeddings": True,
+    "layer_types": full_last,
+    "rope_parameters": rope_by_type,
+    "attention_by_type": by_type,
+}
+WIDE_ATTENTION = {name: name for name in ("self_attn.q_proj", "self_attn.o_proj", "self_attn.q_norm")}
+
+
+def settings_with(*computed: Computed) -> DecoderSettings:
+    """The settings of both families, with these values beyond the ones that they share."""
+    return DecoderSettings(
         usual=fields_without("num_key_value_heads"),
         fields={
             "final_logit_softcapping": "final_logit_softcapping",
@@ -281,12 +269,46 @@ GEMMA4 = Family(
         },
         head_dim=Heads(),
         rope=RopeByLayerType(),
-        computed=[SCALE, WIDTHS, INPUTS, EXPERTS, Computed(writer=last_is_full)],
+        computed=[SCALE, WIDTHS, *computed, Computed(writer=last_is_full)],
         unsupported={"use_bidirectional_attention": (None, False, "vision")},
         contradictions=strange_layers,
         extra_fields=["per_layer_config", *GLOBAL.values()],
         reads_whole=False,
+    )
+
+
+GEMMA4 = Family(
+    "gemma4_text",
+    "Gemma4ForCausalLM Gemma4TextModel",
+    config_class="Gemma4TextConfig",
+    structure=STRUCTURE,
+    fresh={
+        **FRESH,
+        "sliding_window": 512,
+        "num_shared_kv_layers": a_third,
+        "hidden_size_per_layer_input": an_eighth,
+    },
+    names=SharingNames(
+        layer={**WIDE_ATTENTION, **NORMS, **LAYER_INPUTS},
+        outer={**OUTER, **OUTER_INPUTS},
+        more_rules=lambda config: [Rule("layer_scalar", "end.scale")],
     ),
+    settings=settings_with(INPUTS, EXPERTS),
+    scales_in_embedding="rounded",
+)
+
+
+# The text model of Gemma 4 12B (Gemma team, 2026): the same without vectors of tokens and without experts.
+UNIFIED = Family(
+    "gemma4_unified_text",
+    "Gemma4UnifiedForCausalLM Gemma4UnifiedTextModel",
+    config_class="Gemma4UnifiedTextConfig",
+    structure=STRUCTURE,
+    fresh={**FRESH, "sliding_window": 1024},
+    names=SharingNames(
+        layer={**WIDE_ATTENTION, **NORMS}, more_rules=lambda config: [Rule("layer_scalar", "end.scale")]
+    ),
+    settings=settings_with(),
     scales_in_embedding="rounded",
 )
 

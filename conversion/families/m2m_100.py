@@ -26,6 +26,7 @@ def _write_offset(config, head):
     return {}
 
 
+OFFSET = Computed(_read_offset, _write_offset)
 FAMILY = Family(
     "m2m_100",
     "M2M100ForConditionalGeneration M2M100Model",
@@ -44,6 +45,6 @@ FAMILY = Family(
         "position_offset": 2,
     },
     names=BartNames(logits_bias=False),
-    settings=bart_settings(fixed={"classifier_dropout": None}, computed=[Computed(_read_offset, _write_offset)]),
+    settings=bart_settings(fixed={"classifier_dropout": None}, computed=[OFFSET]),
     scales_in_embedding=True,
 )

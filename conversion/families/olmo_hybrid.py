@@ -100,7 +100,7 @@ FAMILY = Family(
         "layer_types": few_full(4, STATE),
         "linear_allow_neg_eigval": True,
     },
-    names=HybridNames(layer={**ATTENTION, **MLP, **Q_AND_K_NORM}, more_rules=rules_of_states),
+    names=HybridNames(layer={**ATTENTION, **MLP, **Q_AND_K_NORM}, more_rules=rules_of_states, outside=["mtp.*"]),
     settings=DecoderSettings(
         rope=RopeOrNone(),
         window=StatesByLayer(names=(*SIZES, "linear_allow_neg_eigval")),

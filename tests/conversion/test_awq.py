@@ -103,6 +103,7 @@ def test_where_matrices_are_fused_only_plain_weights_can_be_made(tmp_path):
 LATER = [name for name, family in FAMILIES.items() if family.names.low_bits and name not in SPECIAL]
 WIDE = {
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "smollm3": {"pad_token_id": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
 }

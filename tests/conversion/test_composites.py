@@ -134,6 +134,40 @@ WHOLE["gemma4 with experts"] = {
         "moe_intermediate_size": 24,
     },
 }
+WHOLE["gemma4_unified"] = {
+    "text_config": {
+        **{name: value for name, value in WHOLE["gemma4"]["text_config"].items() if "per_layer" not in name},
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
+    "vision_config": {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 8}
+    | {"output_proj_dims": 32},
+    "audio_config": None,
+}
+SLIDING_TURNS = {"sliding_attention": {**MROPE, "rope_theta": 1e4}, "full_attention": None}
+WHOLE["cohere_compass"] = {
+    **WHOLE["qwen3_vl"],
+    "text_config": {
+        **TEXT,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 8,
+        "rope_parameters": SLIDING_TURNS,
+        "logit_scale": 0.5,
+    },
+}
+WHOLE["aria"] = {
+    "text_config": {
+        **WITHOUT_HEAD_DIM,
+        "intermediate_size": 24,
+        "moe_num_experts": 6,
+        "moe_topk": 2,
+    },
+    "vision_config": {"model_type": "idefics3_vision", **PATCHES},
+    "projector_patch_to_query_dict": {16: 4},
+    "image_token_index": 101,
+}
 UNREAD = ("k_proj", "v_proj")
 KINDS = list(WHOLE)
 
@@ -216,7 +250,8 @@ def test_a_text_is_taken_out_and_put_back(tmp_path, kind):
     note = next(note for note in report.notes if "stay there" in note)
     left = [name for name in stored(src) if "vis" in name or "projector" in name]
     assert left
-    assert note.startswith(f"this is the text model of a {kind.partition(' ')[0]} checkpoint; {len(left)} tensors")
+    assert note.startswith("this is the text model of a")
+    assert f" {kind.partition(' ')[0]} checkpoint; {len(left)} tensors" in note
     ours = blockformer.from_official(dst)
     assert_same_text(ours, whole)
     with pytest.warns(UserWarning, match="stay there"):
@@ -244,7 +279,7 @@ def test_only_a_trained_text_differs(tmp_path, kind):
     assert_same_text(ours, type(whole_model(kind)).from_pretrained(out))
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe", KINDS[-2]])
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_5_moe", *KINDS[-5:]])
 def test_the_text_goes_out_by_itself(tmp_path, kind):
     src, dst, out = (tmp_path / name for name in ("src", "dst", "out"))
     whole = whole_folder(src, kind)

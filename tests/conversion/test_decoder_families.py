@@ -145,6 +145,18 @@ GEMMA4 |= {"global_head_dim": 16, "hidden_size_per_layer_input": 6, "vocab_size_
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 20}
 SLOWER = {FULL: {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 2.0}}
 KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
+UNIFIED = {name: value for name, value in GEMMA4.items() if "per_layer" not in name}
+HUNYUAN_EXPERTS = {"num_experts": 6, "moe_topk": 2, "intermediate_size": 24}
+COHERE_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 24,
+    "head_dim": 8,
+    "logit_scale": 0.3,
+}
+COHERE_EXPERTS |= WINDOW
+ARIA_EXPERTS = {"moe_num_experts": 6, "moe_topk": 2, "intermediate_size": 24}
+COMPASS_ROPE = {SLIDING: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}, FULL: None}
 ROWS = [
     Row("phi3"),
     Row("phi3", {"sliding_window": 8, "resid_pdrop": 0.1}, shards=True),
@@ -205,6 +217,8 @@ ROWS = [
     Row("apertus", {"attention_bias": True, "hidden_act": "relu2", **TIED}, shards=True),
     Row("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
     Row("hunyuan_v1_dense", {"head_dim": 8, "attention_bias": True, **TIED}, shards=True),
+    Row("hunyuan_v1_moe", HUNYUAN_EXPERTS | {"head_dim": 16, "rope_parameters": ALPHA}),
+    Row("hunyuan_v1_moe", HUNYUAN_EXPERTS | {"moe_topk": [3, 3], "head_dim": 8, **TIED}, shards=True),
     Row("granitemoe", GRANITE_EXPERTS),
     Row("granitemoe", GRANITE_EXPERTS | {"attention_bias": True, "tie_word_embeddings": True}, shards=True),
     Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 40}),
@@ -295,6 +309,9 @@ ROWS = [
     Row("gemma4_text", GEMMA4 | KEYS_AS_VALUES | {"layer_types": [FULL] * 4, "rope_parameters": SLOWER}),
     Row("gemma4_text", GEMMA4 | KEYS_AS_VALUES | GEMMA4_EXPERTS | {"use_bidirectional_attention": "vision"}),
     Row("gemma4_text", GEMMA4 | GEMMA4_EXPERTS | {"num_kv_shared_layers": 1, **UNTIED}, shards=True),
+    Row("gemma4_unified_text", UNIFIED | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    Row("gemma4_unified_text", UNIFIED | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}, shards=True),
+    Row("gemma4_unified_text", UNIFIED | {"layer_types": [FULL] * 4, "final_logit_softcapping": 5.0, **UNTIED}),
     Row("vaultgemma", {**WINDOW, "query_pre_attn_scalar": 12}),
     Row("vaultgemma", {**WINDOW, "attn_logit_softcapping": None, **UNTIED}, shards=True),
     Row("vaultgemma", {"layer_types": [SLIDING, SLIDING], "sliding_window": 4, "head_dim": 16}),
@@ -319,6 +336,25 @@ ROWS = [
     Row("cohere2", {**WINDOW, "logit_scale": 0.25}),
     Row("cohere2", {"layer_types": [SLIDING] * 2, "sliding_window": 5, "logit_scale": 0.3, **UNTIED}, shards=True),
     Row("cohere2", {**WINDOW, "attention_bias": True, "num_key_value_heads": 4, "logit_scale": 1.0}),
+    Row("cohere_compass_text", {**WINDOW, "rope_parameters": COMPASS_ROPE, "logit_scale": 0.25}),
+    Row("cohere_compass_text", {"rope_parameters": {FULL: COMPASS_ROPE[SLIDING]}, **UNTIED}, shards=True),
+    Row("cohere_compass_text", {**WINDOW, "rope_parameters": BY_TYPE, "attention_bias": True}),
+    Row("cohere2_moe", COHERE_EXPERTS | {"expert_selection_fn": "sigmoid"}),
+    Row(
+        "cohere2_moe",
+        COHERE_EXPERTS
+        | {"mlp_layer_types": ["sparse", "dense"], "prefix_dense_intermediate_size": 40, "rms_norm_eps": 1e-5},
+        shards=True,
+    ),
+    Row(
+        "cohere2_moe",
+        COHERE_EXPERTS
+        | {"num_shared_experts": 2, "shared_expert_combination_strategy": "sum", "attention_bias": True, **UNTIED}
+        | {"mlp_layer_types": ["sparse", "dense"], "prefix_dense_sliding_window_pattern": 2},
+    ),
+    Row("cohere2_moe", COHERE_EXPERTS | {"expert_selection_fn": "sigmoid", "norm_topk_prob": False}),
+    Row("aria_text", ARIA_EXPERTS),
+    Row("aria_text", ARIA_EXPERTS | {"moe_num_shared_experts": 1, "mlp_bias": False, **TIED}, shards=True),
     Row("smollm3", {"no_rope_layers": [1, 0]}),
     Row("smollm3", {"no_rope_layers": [1, 1], "attention_bias": True, "mlp_bias": True, **UNTIED}, shards=True),
     Row("smollm3", {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8}),
@@ -369,6 +405,8 @@ ROWS = [
     Row("biogpt", {"scale_embedding": False, "hidden_act": "relu", **UNTIED}, shards=True),
     Row("xglm"),
     Row("xglm", {"scale_embedding": False, "activation_function": "relu", "pad_token_id": 1, **UNTIED}, shards=True),
+    Row("ctrl", {"dff": 48}),
+    Row("ctrl", {"dff": 72, "n_head": 8, **UNTIED}, shards=True),
     Row("exaone4", WINDOW),
     Row("exaone4", {"sliding_window": None, "layer_types": [FULL, FULL], **TIED}, shards=True),
     Row("exaone4", {"sliding_window": 8, "layer_types": [FULL, FULL], "head_dim": 16}),
@@ -604,9 +642,12 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
         ("ibert", {}, "is not supported: its layers hold integers and their scales"),
         ("ultrabert", {}, "is not supported: its language model's head has two layers of a width of their own"),
         ("openai-gpt", {}, "is not supported: its official class has no cache"),
-        ("roformer", {}, "is not supported: its encoder turns neighbouring channels"),
-        ("fsmt", {}, "is not supported: its stacks have vocabularies under names of their own"),
-        ("bert-generation", {}, "is not supported: its classes have names and a head of their own; .*; run the model"),
+        ("kolibri1", {}, "is not supported: its router adds the term of the choice to logits; .*; run the model"),
+        ("glm_moe_dsa", {}, "is not supported: in its attention an indexer chooses the keys"),
+        ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "here, all layers choose equally many experts"),
+        ("cohere2_moe", {"num_shared_experts": 1}, "shared_expert_combination_strategy is 'average'"),
+        ("aria_text", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("cohere_compass_text", {"layer_types": ["full_attention"] * 2}, "says nothing of full_attention"),
         (
             "falcon_h1",
             {"projectors_bias": True},

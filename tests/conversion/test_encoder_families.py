@@ -56,6 +56,10 @@ ROWS = [
     Row("albert", {"embedding_size": 24, "num_hidden_groups": 1}),
     Row("albert", {"embedding_size": 48, "num_hidden_layers": 4, "num_hidden_groups": 2, **UNTIED}, shards=True),
     Row("albert", {"embedding_size": 24, "num_hidden_groups": 2, "hidden_act": "relu"}),
+    Row("roformer"),
+    Row("roformer", {"embedding_size": 24, "num_attention_heads": 2, **UNTIED}, shards=True),
+    Row("bert-generation"),
+    Row("bert-generation", {"hidden_act": "relu", **UNTIED}, shards=True),
     Row("gte"),
     Row("gte", {"type_vocab_size": 0, "rope_parameters": YARN, **UNTIED}, shards=True),
     Row("nomic_bert"),
@@ -80,6 +84,7 @@ ROWS = [
     Row("esm", {**ROTARY_ESM, "token_dropout": False, "rope_theta": 500.0, "layer_norm_eps": 1e-3}),
 ]
 MADE = {"esm": ("inv_freq", "contact_head.regression.weight", "contact_head.regression.bias")}
+MADE |= {"roformer": ("encoder.embed_positions.weight",)}
 """Tensors that the official class makes where they are missing."""
 FIRST = {row.family: row for row in reversed(ROWS)}
 LENGTH = 20
@@ -115,7 +120,7 @@ def assert_padding_changes_nothing(ours, theirs):
 @pytest.mark.parametrize("row", parameters(ROWS))
 def test_there_and_back_with_the_same_numbers(tmp_path, row):
     head = next(head for head in family_of(row).heads if head.writes_text)
-    theirs = model_of(row, SIZES, head)
+    theirs = model_of(row, SIZES, head, **({"is_decoder": True} if head.is_decoder else {}))
     names, state = FAMILIES[row.family].names.language_model, theirs.state_dict()
     if names.copy:  # without ties the official class reads the copy alone
         state[names.bias].copy_(state[names.copy])

@@ -232,7 +232,8 @@ def test_a_negative_padding_token_means_none():
 def test_a_source_is_told_by_model_type_alone():
     assert family_of({"model_type": "qwen2", "_name_or_path": "meta-llama/Llama-3"}).name == "qwen2"
     with pytest.raises(
-        ConversionError, match=r"'gpt_ossi' is not supported\. There are afmoe, albert, apertus, arcee, bamba, bart,"
+        ConversionError,
+        match=r"'gpt_ossi' is not supported\. There are afmoe, albert, apertus, arcee, aria_text, bamba,",
     ):
         family_of({"model_type": "gpt_ossi"})
     with pytest.raises(ConversionError, match="model_type is missing"):
@@ -386,6 +387,7 @@ SMALL = {
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]},
     "nemotron_h": {"hybrid_override_pattern": "M-*-"},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "falcon_h1": {"num_hidden_layers": 2},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "token_dropout": True},
 }

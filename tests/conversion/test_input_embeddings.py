@@ -22,8 +22,8 @@ from .test_encoder_families import SIZES as ENCODER_SIZES
 from .test_gemma_embeddings import second
 
 IN_EMBEDDING = {name for name, family in FAMILIES.items() if family.settings.scales_in_embedding}
-TOKENS_ONLY = {"falcon_h1", "gemma4_text", "marian"}
-"""Their layers read the tokens too, or what they look up is scaled and nothing else."""
+TOKENS_ONLY = {"falcon_h1", "fsmt", "gemma4_text", "marian"}
+"""Their layers read the tokens too, or what they look up is scaled and nothing else; FSMT's is not causal without."""
 
 
 def theirs_of(family):
@@ -33,7 +33,7 @@ def theirs_of(family):
         return model_of(DECODERS[family], DECODER_SIZES | scales)
     if family in ENCODERS:
         head = next(head for head in FAMILIES[family].heads if head.writes_text)
-        return model_of(ENCODERS[family], ENCODER_SIZES, head)
+        return model_of(ENCODERS[family], ENCODER_SIZES, head, **({"is_decoder": True} if head.is_decoder else {}))
     if family in ENCODER_DECODERS:
         return model_of(ENCODER_DECODERS[family], LIKE_BART, **scales)
     if family.endswith("-decoder"):

@@ -152,11 +152,20 @@ FURTHER_SIZES = {
         **LATENTS,
         "first_k_dense_replace": 1,
     },
+    "olmo_hybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "initializer_range": 0.1,
+        "pad_token_id": 0,
+    },
 }
 PREFIXES = [
     *(("glm4_moe", "model.layers.2."), ("deepseek_v3", "model.layers.2."), ("ernie4_5_moe", "model.mtp_block.0.")),
     *(("mellum", "mtp.layers.0."), ("exaone_moe", "mtp.layers.0."), ("hy_v3", "model.layers.2.")),
-    ("glm4_moe_lite", "model.layers.2."),
+    *(("glm4_moe_lite", "model.layers.2."), ("olmo_hybrid", "mtp.layers.0.")),
 ]
 
 

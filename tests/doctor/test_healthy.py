@@ -42,7 +42,9 @@ def small_model(name):
         row, sizes = (
             (Row(name), USUAL["decoder"][1]) if model_type == name else (Row(name), USUAL["encoder_decoder"][1])
         )
-    more = {"is_decoder": True} if name in index.MODEL_TYPES else {}
+    is_decoder = name in index.MODEL_TYPES or getattr(head, "is_decoder", False)
+    more = {"is_decoder": True} if is_decoder else {}
+    more |= {"max_length": sizes["max_position_embeddings"]} if name == "fsmt" else {}  # which is 200 otherwise
     return trained(model_of(row._replace(family=name), sizes, head, **more))
 
 

@@ -159,7 +159,9 @@ def test_multipliers_of_the_width_are_the_bases(preset):
 )
 def test_every_model_has_a_rate_for_each_weight(preset):
     """At the base's width nothing is another; at others each weight is in one group, vectors at the rate itself."""
-    base, config = small(preset), small(preset, **{name: 2 * NARROW[name] for name in ("hidden_size", "head_dim")})
+    base = small(preset)
+    same = {"attention_by_type": base.attention_by_type} if getattr(base, "attention_by_type", None) else {}
+    config = small(preset, **{name: 2 * NARROW[name] for name in ("hidden_size", "head_dim")}, **same)
     for model in models_of(base):
         fresh, plain = (
             drawn(make, *args) for make, *args in ((mup_model, type(model), base, base), (type(model), base))
