@@ -317,6 +317,38 @@ def test_whether_modules_are_untouched_is_asked_each_time():
     assert parts.are_untouched()
 
 
+class Doubling(torch.Tensor):
+    """A weight as libraries that quantize have it: another kind of tensor, which the compiler cannot read."""
+
+    @staticmethod
+    def __new__(cls, numbers):
+        kind = {"strides": numbers.stride(), "dtype": numbers.dtype, "requires_grad": False}
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, **kind)
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function not in (torch.ops.aten.detach.default, torch.ops.aten.t.default, torch.ops.aten.mm.default):
+            raise NotImplementedError(f"{function} of a quantized weight")
+        plain = torch.utils._pytree.tree_map_only(cls, lambda each: each.numbers, args)
+        result = function(*plain, **(kwargs or {}))
+        return 2 * result if function is torch.ops.aten.mm.default else cls(result)
+
+
+def test_weights_that_are_quantized_after_the_first_text_run_uncompiled(untraced):
+    plain, quick = pair()
+    assert torch.equal(text(quick), text(plain))
+    for model in (plain, quick):
+        layer = model.model.layers[1].mlp.up_proj
+        layer.weight = torch.nn.Parameter(Doubling(layer.weight.detach()), requires_grad=False)
+    written = text(quick)
+    assert torch.equal(written, text(plain))
+    (reason,) = quick.runtime.decoding.fallbacks.reasons
+    assert "another kind of weight" in reason
+
+
 def _pickled(model):
     buffer = io.BytesIO()
     torch.save(model, buffer)

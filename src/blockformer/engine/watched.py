@@ -116,6 +116,15 @@ class Modules:
         return list(next(columns)), list(next(columns)), list(next(columns))
 
     @functools.cached_property
+    def _weights(self) -> tuple[list, list, list]:
+        """What holds each weight, its name there and its class: a library that quantizes puts another kind there."""
+        held = [
+            (each._parameters, name, type(weight)) for each in self._every for name, weight in each._parameters.items()
+        ]
+        columns = zip(*held, strict=True)
+        return list(next(columns)), list(next(columns)), list(next(columns))
+
+    @functools.cached_property
     def _attributes(self) -> tuple[list, list]:
         """What each of our own modules holds, and how many entries it had: one more may stand before a method.
 
@@ -130,6 +139,9 @@ class Modules:
         holders, settings, values = self._settings
         own, numbers = self._attributes
         if list(map(dict.get, holders, settings)) != values or list(map(len, own)) != numbers:
+            return False
+        parents, names, kinds = self._weights
+        if list(map(type, map(dict.get, parents, names))) != kinds:
             return False
         parents, names, children, classes = self._places
         is_whole = all(map(is_, map(dict.get, parents, names), children)) and list(map(type, children)) == classes
