@@ -18,7 +18,10 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from sizes import TINY
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations, prune, spectral_norm
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import blockformer
 from blockformer.engine import choices, linear, packed
@@ -572,6 +575,30 @@ def test_in_somebody_else_s_graph(dtype):
     for trace in (torch.export.export, torch.jit.trace):
         with pytest.raises(RuntimeError, match="prepare_for_training"):
             trace(model, (states,))
+
+
+class Scaling(TorchFunctionMode):
+    """Replaces the matmul of linear layers."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return 2 * result if function is nn.functional.linear else result
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_modes_of_the_caller_see_a_plain_layer(dtype):
+    layer, states = nn.Linear(7, 11, dtype=dtype).requires_grad_(False), torch.randn(3, 7).to(dtype)
+    packed, expected = packed_layer(layer), layer(states)
+    with FlopCounterMode(display=False) as counter:
+        assert_close(packed(states), expected, TOLERANCES[dtype])
+    assert counter.get_total_flops() == 2 * 3 * 7 * 11
+    with Scaling():
+        assert_close(packed(states), 2 * expected, TOLERANCES[dtype])
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert packed(mode.from_tensor(states)).shape == expected.shape
+    with torch.device("cpu"):  # also a mode, which changes no matmul
+        assert_close(packed(states), expected, TOLERANCES[dtype])
 
 
 def test_a_packed_vocabulary_is_resized():

@@ -10,6 +10,7 @@ import torch
 from pairs import assert_as_exact, assert_close, in_float64, token_ids
 from quantized_layers import low_of
 from sizes import STRONG
+from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer
 from written_scores import scores_of_two
@@ -347,6 +348,21 @@ def test_weights_that_are_quantized_after_the_first_text_run_uncompiled(untraced
     assert torch.equal(written, text(plain))
     (reason,) = quick.runtime.decoding.fallbacks.reasons
     assert "another kind of weight" in reason
+
+
+class Doubled(TorchFunctionMode):
+    """Replaces the matmul of linear layers."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return 2 * result if function is torch.nn.functional.linear else result
+
+
+def test_under_a_function_mode_it_runs_uncompiled(untraced):
+    plain, quick = pair()
+    with Doubled():
+        assert torch.equal(text(quick), text(plain))
+    assert not kinds(quick)
 
 
 def _pickled(model):

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import torch
+from torch.utils._device import DeviceContext
 
 
 def is_switched_on() -> bool:
@@ -14,12 +15,18 @@ def is_switched_on() -> bool:
 def is_enabled() -> bool:
     """Whether fast paths are allowed: not with BLOCKFORMER_FAST=0, nor where somebody else looks at the operators.
 
-    That is who traces a graph or counts operations (PyTorch's dispatch modes) in this thread; what other threads do
-    says nothing.
+    That is who traces a graph, counts operations (PyTorch's dispatch modes) or replaces functions (its function modes)
+    in this thread; what other threads do says nothing.
     """
     if not is_switched_on() or torch.compiler.is_dynamo_compiling():
         return False
-    return not torch.jit.is_tracing() and torch._C._len_torch_dispatch_stack() == 0
+    return not torch.jit.is_tracing() and torch._C._len_torch_dispatch_stack() == 0 and not _replaces_functions()
+
+
+def _replaces_functions() -> bool:
+    """Whether a function mode is active, other than PyTorch's own for a default device."""
+    count = torch._C._len_torch_function_stack()
+    return any(type(torch._C._get_function_stack_at(place)) is not DeviceContext for place in range(count))
 
 
 def is_exported() -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..model.stack import Stack
@@ -59,7 +60,8 @@ class PackedWeight(torch.Tensor):
 
     def plain(self):
         """The plain matrix [O, I], bit for bit."""
-        with torch.inference_mode(False):  # whoever gets it may want gradients
+        # Whoever gets it may want gradients, and no mode of the caller's knows oneDNN's layout.
+        with torch.inference_mode(False), _disable_current_modes():
             return self.numbers.to_dense() if self.numbers.is_mkldnn else self.numbers
 
     @classmethod
@@ -174,7 +176,7 @@ class PackedLinear(nn.Linear):
         weight = self.weight
         if type(weight) is not PackedWeight or (torch.is_grad_enabled() and weight.requires_grad):
             return super().forward(states)
-        if is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
+        if is_transformed() or not is_enabled() or (torch.is_grad_enabled() and states.requires_grad):
             return F.linear(states, weight.plain(), self.bias)
         if torch.is_autocast_enabled("cpu"):
             return self._product(states.to(weight.dtype), weight.numbers).to(torch.get_autocast_dtype("cpu"))
