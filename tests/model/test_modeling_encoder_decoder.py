@@ -682,3 +682,14 @@ def test_a_head_on_a_checkpoint_without_one_starts_with_a_fixed_bias_of_zero(tmp
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(ours.logits_bias, torch.zeros(VOCAB))
+
+
+def test_it_has_no_encoder_of_images_or_sound():
+    sizes = {"vocab_size": 31, "d_model": 16, "d_ff": 24, "d_kv": 8, "num_layers": 1, "num_heads": 2}
+    theirs = T5ForConditionalGeneration(T5Config(**sizes))
+    names = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    ours = blockformer.BlockformerEncoderDecoderForConditionalGeneration(preset("t5", **names, num_attention_heads=2))
+    for model in (theirs, ours):
+        assert model.get_encoder() is model.base_model.encoder
+        for kind in ("image", "audio"):
+            assert model.get_encoder(modality=kind) is model

@@ -50,8 +50,8 @@ class TwoStacks(BlockformerPreTrainedModel):
     config_class = BlockformerEncoderDecoderConfig
 
     def get_encoder(self, modality=None):
-        """The encoder's stack."""
-        return getattr(self, "model", self).encoder
+        """The encoder's stack; for images or sound the model itself, by which transformers says that it has none."""
+        return getattr(self, "model", self).encoder if modality is None else self
 
     def get_decoder(self):
         """The decoder's stack."""
