@@ -36,8 +36,8 @@ _KNOWN = {
 _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
 # Fields of a config by which every call returns more, and of a call's settings.
 _COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
-_TOUCHED = "a module was replaced or wrapped, has a hook, another setting or another kind of weight, or is in training mode"
 _RETURNED_TOO = (*_COLLECTED[:2], "output_scores", "output_logits")
+_TOUCHED = "a module was replaced or wrapped, has a hook, another setting or kind of weight, or is in training mode"
 
 
 class Decoding:
