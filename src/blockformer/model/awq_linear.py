@@ -115,12 +115,9 @@ class QuantizedLinear(nn.Linear):
         """`forward` by plain weights, made for this call. [..., I] -> [..., O]."""
         weight = self.dequantized(states.dtype).t()
         if states.device.type != "cpu" or states.dtype not in _SLOW_ON_CPU:
-            return self._multiply(states, weight, self.bias)
+            return F.linear(states, weight, self.bias)
         bias = None if self.bias is None else self.bias.float()
-        return self._multiply(states.float(), weight.float(), bias).to(states.dtype)
-
-    def _multiply(self, states, weight, bias):
-        return F.linear(states, weight, bias)
+        return F.linear(states.float(), weight.float(), bias).to(states.dtype)
 
     def dequantized(self, dtype):
         """The transposed weight, [I, O]."""
