@@ -319,7 +319,7 @@ BART = Family(
     structure=STRUCTURE,
     fresh=FRESH,
     names=BartNames(),
-    settings=bart_settings(computed=[HeadDropout()]),
+    settings=bart_settings(computed=[HeadDropout()], reads_source=True),
     scales_in_embedding=True,
 )
 MBART = Family(
@@ -328,7 +328,7 @@ MBART = Family(
     structure={**STRUCTURE, "norm_placement": "pre", "decoder_starts_with_last_label": True},
     fresh={**FRESH, "vocab_size": 250027, "embedding_scale": root_of_width, "decoder_start_token_id": None},
     names=BartNames(),
-    settings=bart_settings(computed=[HeadDropout()]),
+    settings=bart_settings(computed=[HeadDropout()], reads_source=True),
     scales_in_embedding=True,
 )
 MVP = Family(
@@ -337,7 +337,7 @@ MVP = Family(
     structure=STRUCTURE,
     fresh={**FRESH, "vocab_size": 50267},
     names=BartNames(),
-    settings=bart_settings(computed=[HeadDropout()], unsupported={"use_prompt": (None, False)}),
+    settings=bart_settings(computed=[HeadDropout()], reads_source=True, unsupported={"use_prompt": (None, False)}),
 )
 PLBART = Family(
     "plbart",
@@ -354,7 +354,7 @@ PLBART = Family(
         "decoder_start_token_id": None,
     },
     names=BartNames(),
-    settings=bart_settings(computed=[HeadDropout()]),
+    settings=bart_settings(computed=[HeadDropout()], reads_source=True),
     scales_in_embedding=True,
 )
 BLENDERBOT = Family(
@@ -363,6 +363,7 @@ BLENDERBOT = Family(
     structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False, "position_offset": 0},
     fresh={
         **FRESH,
+        "decoder_reads_source": False,
         "vocab_size": 8008,
         "hidden_size": 2560,
         "intermediate_size": 10240,

@@ -17,7 +17,7 @@ from blockformer.files.safetensors_io import bytes_of
 from ..rules.operations import Copies
 from ..rules.table import Rule, RuleTable
 from ..storage.variant import CheckpointVariant
-from ..values import Value
+from ..values import Computed, Value
 from .head import VALUE_HEAD, Head
 from .names import Names
 from .settings import Settings
@@ -71,7 +71,20 @@ def same_bits(read: Callable[[str], Tensor], first: str, second: str) -> bool:
 
 @dataclass(kw_only=True, eq=False)
 class EncoderDecoderSettings(Settings):
-    """The settings of an encoder-decoder."""
+    """The settings of an encoder-decoder.
+
+    Attributes:
+        reads_source: whether the official model without a head shifts the source for a decoder without a target.
+    """
+
+    reads_source: bool = False
+
+    @property
+    def values(self):
+        return [*super().values, Computed(self._read_source)]
+
+    def _read_source(self, official):
+        return {"decoder_reads_source": self.reads_source} if official.head.ours.startswith(BOTH) else {}
 
     @property
     def always_read(self):

@@ -38,6 +38,7 @@ FAMILY = Family(
     },
     fresh={
         **FRESH,
+        "decoder_reads_source": False,
         "vocab_size": 128112,
         "hidden_act": "relu",
         "embedding_scale": root_of_width,

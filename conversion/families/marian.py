@@ -40,6 +40,7 @@ FAMILY = Family(
     fresh={
         **FRESH,
         **ORIGINAL_FRESH,
+        "decoder_reads_source": False,
         "vocab_size": 58101,
         "hidden_act": "silu",
         "embedding_scale": root_of_width,
@@ -62,6 +63,7 @@ PEGASUS = Family(
     structure={**STRUCTURE, "norm_placement": "pre", "position_type": "sinusoidal_halves"},
     fresh={
         **FRESH,
+        "decoder_reads_source": False,
         "vocab_size": 96103,
         "num_hidden_layers": 16,
         "hidden_act": "relu",

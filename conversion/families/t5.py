@@ -57,6 +57,7 @@ FRESH = {
     "pad_token_id": 0,
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
+    "decoder_reads_source": False,
 }
 MT5_FRESH = {
     **FRESH,

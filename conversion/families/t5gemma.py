@@ -132,6 +132,7 @@ FAMILY = Family(
         "eos_token_id": 1,
         "bos_token_id": 2,
         "decoder_start_token_id": 2,
+        "decoder_reads_source": False,
     },
     names=EncoderDecoderNames(
         rules=stack_rules,

@@ -12,6 +12,7 @@ from pairs import assert_close
 import blockformer
 from blockformer.conversion.families.registry import FAMILIES
 
+from .oracles import official_model
 from .outputs import assert_same_outputs
 from .rows import Row, assert_there_and_back, model_of, parameters
 
@@ -123,3 +124,38 @@ def test_the_other_heads(tmp_path, row, head):
         inputs.pop("decoder_input_ids")
         inputs["input_ids"][0, -1] = inputs["input_ids"][1, 8] = 2
     assert_same_outputs(ours, theirs, inputs, spread=0.05)
+
+
+OF_ROWS = [(row, head) for name, row in FIRST.items() if name in FAMILIES for head in FAMILIES[name].heads]
+OF_OTHERS = [
+    (Row(name), head)
+    for name in ("t5", "mt5", "umt5", "marian", "bart", "mbart")
+    for head in FAMILIES[name].heads
+    if head.ours.startswith("BlockformerEncoderDecoder")
+]
+
+
+def told(run):
+    """What a call returns, or None for an error."""
+    try:
+        return run()
+    except (ValueError, RuntimeError):
+        return None
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(("row", "head"), OF_ROWS + OF_OTHERS, ids=lambda value: getattr(value, "official", ""))
+@torch.no_grad()
+def test_a_call_with_only_a_source_works_where_it_does_officially(tmp_path, row, head):
+    """BART's decoder then reads the source; that of T5 only does below a classifier or for questions."""
+    usual = row in [each for each, _ in OF_ROWS]
+    theirs = model_of(row, LIKE_BART, head) if usual else official_model(row.family, head.official)
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path)
+    source = {"input_ids": torch.tensor([[5, 7, 9, theirs.config.get_text_config().eos_token_id]])}
+    expected = told(lambda: theirs(**source))
+    if expected is None:
+        with pytest.raises(ValueError, match="exactly one of decoder_input_ids and decoder_inputs_embeds, or labels"):
+            ours(**source)
+    else:
+        assert_same_outputs(ours, theirs, source, spread=0.0)

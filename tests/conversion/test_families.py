@@ -46,6 +46,7 @@ OTHER_VALUES = {
     "share_embeddings": False,
     "decoder_layers": 1,
     "decoder_starts_with_last_label": True,
+    "decoder_reads_source": False,
     "bos_token_id": 5,
     "eos_token_id": 6,
     "pad_token_id": 7,

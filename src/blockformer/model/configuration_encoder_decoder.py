@@ -63,6 +63,10 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         False, "tokens", "in training the decoder reads a row's last label first: a language code, in some translators"
     )
 
+    decoder_reads_source: bool = flag(
+        True, "tokens", "without a target the decoder reads the source, shifted right (BART), else that is an error"
+    )
+
     auto_classes = {
         "AutoConfig": "configuration_encoder_decoder.BlockformerEncoderDecoderConfig",
         "AutoModel": f"{_MODELS}Model",

@@ -76,6 +76,12 @@ class TwoStacks(BlockformerPreTrainedModel):
             shifted[:, :1] = labels.gather(1, last)
         return shifted.masked_fill(shifted == IGNORED, pad)
 
+    def target_or_source(self, decoder_input_ids, decoder_inputs_embeds, input_ids):
+        """The target's tokens or, without any target, the source's, shifted right: int [B, T], or None."""
+        if decoder_input_ids is not None or decoder_inputs_embeds is not None or input_ids is None:
+            return decoder_input_ids
+        return self.shift_right(input_ids)
+
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """On both sides, or only the source's where the target has its own vocabulary; returns the encoder's."""
         if self.config.decoder_vocab_size is not None:
@@ -152,7 +158,7 @@ class BlockformerEncoderDecoderModel(TwoStacks):
             input_ids: source tokens, int [B, S]; or else `inputs_embeds` [B, S, C], or `encoder_outputs`.
             attention_mask: [B, S] of 0 and 1 over the source.
             decoder_input_ids: target tokens, int [B, T], already shifted; or else `decoder_inputs_embeds` [B, T, C].
-                Without either the decoder reads `input_ids` again, shifted right (BART).
+                Without either the decoder reads `input_ids`, shifted right, where `decoder_reads_source` (BART).
             decoder_attention_mask: [B, T] of 0 and 1 over the target.
             encoder_outputs: the encoder's outputs of an earlier call.
             past_key_values: an `EncoderDecoderCache`; None makes one if `use_cache`.
@@ -160,8 +166,8 @@ class BlockformerEncoderDecoderModel(TwoStacks):
                 `cross_attn_head_mask` for its look at the encoder.
             use_cache: see `Stack.forward`.
         """
-        if decoder_input_ids is None and decoder_inputs_embeds is None and input_ids is not None:
-            decoder_input_ids = self.shift_right(input_ids)
+        if self.config.decoder_reads_source:
+            decoder_input_ids = self.target_or_source(decoder_input_ids, decoder_inputs_embeds, input_ids)
         _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs)
         if encoder_outputs is None:
             source = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
@@ -190,7 +196,7 @@ def _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
             fix = "give padded rows (DataCollatorForSeq2Seq), and decoder_position_ids for the target"
             raise ValueError(f"{name} is not supported by an encoder-decoder, whose rows hold one sequence: {fix}.")
     if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-        instead = "or labels instead; with only input_ids, the decoder reads them too"
+        instead = "or labels instead (decoder_reads_source=True in the config has the decoder read input_ids too)"
         raise ValueError(f"pass exactly one of decoder_input_ids and decoder_inputs_embeds, {instead}.")
 
 
@@ -339,6 +345,7 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
         `label_smoothing` is as in `losses.token_cross_entropy`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
+        decoder_input_ids = self.target_or_source(decoder_input_ids, decoder_inputs_embeds, input_ids)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
@@ -376,6 +383,7 @@ class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPre
         """Tokens [B, S] to `start_logits` and `end_logits` [B, S]; with both positions int [B] also `loss`."""
         kwargs.pop("num_items_in_batch", None)
         refuse_smoothing(kwargs.pop("label_smoothing", 0.0), "a span's are two positions")
+        decoder_input_ids = self.target_or_source(decoder_input_ids, decoder_inputs_embeds, input_ids)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, return_dict=True, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
