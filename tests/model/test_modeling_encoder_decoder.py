@@ -133,6 +133,30 @@ def test_a_padded_batch_is_its_single_rows(make, side):
             assert torch.equal(written[row], padded)
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@torch.no_grad()
+def test_a_source_of_padding_has_no_right_answer_and_leaves_other_rows_as_they_are(pair, backend):
+    """Of such a row T5's logits depend on the padding's ids; ours do not with sdpa, where none of it is read."""
+    given = source()
+    given["attention_mask"][1] = 0
+    changed = given | {"input_ids": given["input_ids"].clone()}
+    changed["input_ids"][1] = (changed["input_ids"][1] + 3) % VOCAB
+    if backend == "sdpa" and not pair[1]._supports_sdpa:
+        pytest.skip("the T5 of older releases is only eager")
+    logits = []
+    for model in pair:
+        usual = model.config._attn_implementation
+        model.set_attn_implementation(backend)
+        first, second = (model(**each, decoder_input_ids=target()).logits for each in (given, changed))
+        logits.append(first)
+        reads_padding = not torch.equal(first[1], second[1])
+        assert reads_padding == (backend == "eager" or model is pair[1])
+        model.set_attn_implementation(usual)
+    assert_close(logits[0][[0, 2]], logits[1][[0, 2]])
+    if backend == "eager":
+        assert_close(*logits)
+
+
 def test_a_later_target_token_changes_no_earlier_logit():
     model, given, ids = t5(), source(), target()
     changed = ids.clone()
