@@ -257,7 +257,7 @@ def test_a_source_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="past_key_values holds 2 rows, the input has 4"):
         ours(encoder_outputs=source, decoder_input_ids=token_ids(4, 1), past_key_values=first.past_key_values)
     for arguments, message in (
-        ({"decoder_input_ids": token_ids(3, 2)}, "has 2 rows of 5 states, but the input has 3 rows"),
+        ({"decoder_input_ids": token_ids(3, 2)}, "has 2 rows of 5 states, but what the decoder reads has 3 rows"),
         ({"decoder_input_ids": ids, "attention_mask": ones(2, 6)}, r"must be \[2, 5\], not \[2, 6\]"),
         ({"decoder_input_ids": ids, "attention_mask": 2 * ones(2, 5)}, "holds 1 for a token and 0 for padding"),
     ):
@@ -271,7 +271,11 @@ def test_a_source_that_does_not_fit_is_refused():
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [
-        ({"type_vocab_size": 2}, {"token_type_ids": torch.zeros(1, 3)}, "token_type_ids must be integers"),
+        (
+            {"type_vocab_size": 2},
+            {"token_type_ids": torch.zeros(1, 3)},
+            "token_type_ids must be a tensor of int64 or int32",
+        ),
         ({"type_vocab_size": 2}, {"token_type_ids": 2 * ones(1, 3)}, "holds 2, and type_vocab_size is 2"),
         ({"position_type": "learned"}, {"position_ids": torch.tensor([[-1, 0, 1]])}, "position_ids holds -1"),
         ({"position_type": "learned"}, {"position_ids": torch.tensor([[0, 1, 64]])}, "is 65 tokens long"),

@@ -228,7 +228,7 @@ def test_label_smoothing_is_refused_where_it_means_nothing(topology, task, setti
     given = {"labels": labels}
     if task == "QuestionAnswering":
         given = {"start_positions": torch.tensor([1, 1]), "end_positions": torch.tensor([2, 2])}
-    with pytest.raises(ValueError, match="needs labels that are one class each"):
+    with pytest.raises(ValueError, match="needs labels of one class"):
         ours(ids, **given, label_smoothing=0.1)
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from encoder_decoders import t5
 from pairs import assert_close, model, token_ids
 
 from blockformer.model.losses import shifted, span_loss, token_cross_entropy
@@ -23,7 +24,7 @@ def decoder():
     [
         ({"input_ids": torch.tensor([[1, 199]])}, "holds the token 199, but the vocabulary has 0 to 198"),
         ({"input_ids": torch.tensor([[1, -3]])}, "holds the token -3"),
-        ({"input_ids": torch.tensor([[1.0, 2.0]])}, "must be integers (int64 or int32), not torch.float32"),
+        ({"input_ids": torch.tensor([[1.0, 2.0]])}, "must be a tensor of int64 or int32, not torch.float32"),
         ({"input_ids": torch.tensor([1, 2])}, "must be [batch, length], not [2]: add a batch dimension"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "the input is empty (shape [1, 0])"),
         ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, "the input is empty (shape [0, 4])"),
@@ -44,6 +45,17 @@ def decoder():
             )
             for starts, shape in (([], "[0]"), ([0], "[1]"), ([[0, 3]], "[1, 2]"))
         ),
+        ({"input_ids": token_ids(1, 2).numpy()}, "input_ids must be a tensor of int64 or int32, not ndarray"),
+        ({"input_ids": [[1, 2]]}, "input_ids must be a tensor of int64 or int32, not list"),
+        *(
+            ({"input_ids": token_ids(2, 5), "labels": labels}, f"labels must be 10 of int64, not {given}")
+            for labels, given in (
+                (token_ids(2, 6), "12 of torch.int64"),
+                (token_ids(1, 5), "5 of torch.int64"),
+                (token_ids(2, 5).int(), "10 of torch.int32"),
+                (token_ids(2, 5).float(), "10 of torch.float32"),
+            )
+        ),
         ({}, "exactly one of input_ids and inputs_embeds"),
         ({"input_ids": token_ids(1, 3), "inputs_embeds": torch.zeros(1, 3, 64)}, "exactly one of"),
         ({"inputs_embeds": torch.zeros(1, 3, 63)}, "inputs_embeds must be [batch, length, 64], not [1, 3, 63]"),
@@ -52,6 +64,34 @@ def decoder():
 def test_refused(decoder, arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         decoder(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"decoder_input_ids": ones(2, 4).numpy()},
+            "decoder_input_ids must be a tensor of int64 or int32, not ndarray",
+        ),
+        ({"decoder_input_ids": ones(4)}, "decoder_input_ids must be [batch, length], not [4]: add a batch dimension"),
+        ({"decoder_input_ids": ones(1, 4)}, "has 2 rows of 5 states, but what the decoder reads has 1 rows"),
+        ({"decoder_input_ids": 97 * ones(2, 4)}, "decoder_input_ids holds the token 97"),
+        (
+            {"decoder_inputs_embeds": torch.ones(2, 48)},
+            "decoder_inputs_embeds must be [batch, length, 48], not [2, 48]",
+        ),
+        (
+            {"decoder_input_ids": ones(2, 4), "decoder_attention_mask": ones(2, 5)},
+            "decoder_attention_mask covers 5 tokens, but there are 4",
+        ),
+        ({"labels": ones(4)}, "labels must be a tensor of integers [batch, length], not torch.int64 [4]"),
+        ({"labels": [[1]]}, "labels must be a tensor of integers [batch, length], not list"),
+        ({"labels": torch.ones(2, 4)}, "labels must be a tensor of integers [batch, length], not torch.float32 [2, 4]"),
+    ],
+)
+def test_what_a_decoder_reads_is_refused_by_its_own_name(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        t5()(input_ids=ones(2, 5), **arguments)
 
 
 def test_a_cache_of_another_batch_is_refused(decoder):

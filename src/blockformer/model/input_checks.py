@@ -18,37 +18,37 @@ def cached_length(past_key_values):
     return 0 if past_key_values is None else past_key_values.get_seq_length()
 
 
-def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_mask, past_key_values, types: dict):
+def check_inputs(config, vocab_size, input_ids, inputs_embeds, attention_mask, past_key_values, types: dict, side=""):
     """Refuse inputs of a stack that cannot be right; shapes are as in `Stack.forward`.
 
-    `types` are token types and task types [B, T] by name, or None. A mask that is not [B, S] (a ready 4D one, a dict of
-    masks, a block mask) is left to the attention backend. Returns whether the mask was read and hides nothing.
+    `types` are token types and task types [B, T] by name, or None; errors name the other arguments after `side`. A mask
+    that is not [B, S] (4D, a dict, a block mask) is left to the backend. Returns whether it was read and hides nothing.
     """
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("pass exactly one of input_ids and inputs_embeds.")
+        raise ValueError(f"pass exactly one of {side}input_ids and {side}inputs_embeds.")
+    for name, ids in {f"{side}input_ids": input_ids, **types}.items():
+        kind = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
+        if ids is not None and kind not in (torch.int64, torch.int32):
+            raise ValueError(f"{name} must be a tensor of int64 or int32, not {kind}.")
     inputs, width = (inputs_embeds, config.token_size) if input_ids is None else (input_ids, None)
     shape = list(inputs.shape)
     if input_ids is None and (len(shape) != 3 or shape[-1] != width):
-        raise ValueError(f"inputs_embeds must be [batch, length, {width}], not {shape}.")
+        raise ValueError(f"{side}inputs_embeds must be [batch, length, {width}], not {shape}.")
     if input_ids is not None and len(shape) != 2:
-        raise ValueError(f"input_ids must be [batch, length], not {shape}: add a batch dimension.")
+        raise ValueError(f"{side}input_ids must be [batch, length], not {shape}: add a batch dimension.")
     batch, length = shape[:2]
     if batch == 0 or length == 0:
         raise ValueError(f"the input is empty (shape {shape}): pass at least one row with one token.")
-    for name, ids in types.items():
-        if ids is not None and ids.shape != inputs.shape[:2]:
-            raise ValueError(f"{name} must be [batch={batch}, length={length}], not {list(ids.shape)}.")
-    for name, ids in {"input_ids": input_ids, **types}.items():
-        if ids is not None and ids.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"{name} must be integers (int64 or int32), not {ids.dtype}.")
     past = cached_length(past_key_values)
-    hides_nothing = _check_mask(attention_mask, inputs, past, past_key_values, config)
+    hides_nothing = _check_mask(f"{side}attention_mask", attention_mask, inputs, past, past_key_values, config)
     _check_cache(past_key_values, batch, length, past)
     if (wrong := _outside(input_ids, vocab_size)) is not None:
         words = f"the token {wrong}, but the vocabulary has 0 to {vocab_size - 1}"
-        raise ValueError(f"input_ids holds {words}: does the tokenizer belong to this model?")
+        raise ValueError(f"{side}input_ids holds {words}: does the tokenizer belong to this model?")
     # Without token types zeros are taken, which say nothing: some tokenizers give them always.
     for (name, ids), field in zip(types.items(), ("type_vocab_size", "task_type_vocab_size"), strict=False):
+        if ids is not None and ids.shape != inputs.shape[:2]:
+            raise ValueError(f"{name} must be [batch={batch}, length={length}], not {list(ids.shape)}.")
         if ids is not None and (wrong := _outside(ids, max(getattr(config, field), 1))) is not None:
             raise ValueError(f"{name} holds {wrong}, and {field} is {getattr(config, field)}: use smaller ids.")
     return hides_nothing
@@ -69,7 +69,7 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
     if len(shape) != 3 or shape[-1] != width:
         raise ValueError(f"encoder_hidden_states must be [batch, length, {width}], not {shape}.")
     if shape[0] != batch or shape[1] == 0:
-        many = f"{shape[0]} rows of {shape[1]} states, but the input has {batch} rows"
+        many = f"{shape[0]} rows of {shape[1]} states, but what the decoder reads has {batch} rows"
         raise ValueError(f"encoder_hidden_states has {many}: pass one source per row.")
     if isinstance(mask := encoder_attention_mask, torch.Tensor) and mask.dim() < 4:
         if list(mask.shape) != shape[:2]:
@@ -104,9 +104,8 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
 
 def _bounds(numbers) -> tuple[int, int]:
     """The smallest and the largest; for a few numbers Python is done before an operator has begun."""
-    numbers = numbers.flatten() if numbers.numel() <= 64 else torch.stack(numbers.aminmax())
-    listed = numbers.tolist()
-    return min(listed), max(listed)
+    few = (numbers.flatten() if numbers.numel() <= 64 else torch.stack(numbers.aminmax())).tolist()
+    return min(few), max(few)
 
 
 def _outside(ids, limit: int) -> int | None:
@@ -117,14 +116,14 @@ def _outside(ids, limit: int) -> int | None:
     return smallest if smallest < 0 else largest if largest >= limit else None
 
 
-def _check_mask(mask, inputs, past, past_key_values, config) -> bool:
+def _check_mask(name: str, mask, inputs, past, past_key_values, config) -> bool:
     """A static cache knows its length as a tensor; its mask may also cover all of the cache's room."""
     batch, length = inputs.shape[:2]
     if not isinstance(mask, torch.Tensor) or mask.dim() >= 4:
         return False
     if mask.dim() != 2 or mask.shape[0] != batch:
-        raise ValueError(f"attention_mask must be [batch={batch}, length] (or 4D), not {list(mask.shape)}.")
-    _check_place(config, "attention_mask", mask, inputs.device)
+        raise ValueError(f"{name} must be [batch={batch}, length] (or 4D), not {list(mask.shape)}.")
+    _check_place(config, name, mask, inputs.device)
     rooms = set()
     if not isinstance(past, int):
         if not is_readable(mask):
@@ -133,7 +132,7 @@ def _check_mask(mask, inputs, past, past_key_values, config) -> bool:
         rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
     if mask.shape[1] != past + length and mask.shape[1] not in rooms:
         there = f"{past + length} ({past} of them cached)" if past else past + length
-        raise ValueError(f"attention_mask covers {mask.shape[1]} tokens, but there are {there}: pass one per token.")
+        raise ValueError(f"{name} covers {mask.shape[1]} tokens, but there are {there}: pass one per token.")
     return _check_mask_values(mask) and not rooms
 
 

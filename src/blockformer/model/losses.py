@@ -25,9 +25,11 @@ def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing
         label_smoothing: share of the probability that is spread evenly over all V classes.
 
     Raises:
-        ValueError: a label that is neither a class nor -100.
+        ValueError: a label that is neither a class nor -100, or another number of labels or another dtype.
     """
     logits, labels = logits.float().flatten(0, -2), labels.flatten().to(logits.device)
+    if labels.shape != logits.shape[:1] or labels.dtype not in (torch.int64, torch.uint8):
+        raise ValueError(f"labels must be {logits.shape[0]} of int64, not {labels.shape[0]} of {labels.dtype}.")
     check_labels(labels, logits.shape[-1])
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
     return averaged(total, labels, num_items_in_batch)
@@ -81,8 +83,7 @@ def are_on_padding(labels, attention_mask) -> bool:
 def refuse_smoothing(label_smoothing: float, why: str) -> None:
     """Refuse `label_smoothing` for a loss that has none."""
     if label_smoothing:
-        need = "labels that are one class each"
-        raise ValueError(f"label_smoothing={label_smoothing} needs {need}, and {why}: leave it out.")
+        raise ValueError(f"label_smoothing={label_smoothing} needs labels of one class, and {why}: leave it out.")
 
 
 def sequence_loss(logits, labels, config, num_items_in_batch=None, label_smoothing=0.0):

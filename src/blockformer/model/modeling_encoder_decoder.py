@@ -65,6 +65,11 @@ class TwoStacks(BlockformerPreTrainedModel):
         Raises:
             ValueError: the config has no start token or, with labels of -100, no `pad_token_id`.
         """
+        if not isinstance(labels, torch.Tensor) or labels.dim() != 2 or labels.is_floating_point():
+            given = (
+                f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, torch.Tensor) else type(labels).__name__
+            )
+            raise ValueError(f"labels must be a tensor of integers [batch, length], not {given}.")
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         starts_with_last = self.config.decoder_starts_with_last_label
         if pad is None or (start is None and not starts_with_last):

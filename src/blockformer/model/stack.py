@@ -116,7 +116,8 @@ class Stack(BlockformerPreTrainedModel):
         tokens, starts = input_ids if inputs_embeds is None else inputs_embeds, kwargs.get("cu_seq_lens_q")
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
         checked = (input_ids, inputs_embeds, attention_mask, past_key_values, types)
-        hides_nothing = check_inputs(self.config, self.config.stack_sizes(self.is_causal)[1], *checked)
+        side = "decoder_" if self.config.is_encoder_decoder and self.is_causal else ""
+        hides_nothing = check_inputs(self.config, self.config.stack_sizes(self.is_causal)[1], *checked, side)
         hides_nothing = hides_nothing or self.runtime.hides_nothing(self, attention_mask, past_key_values)
         check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
         if head_mask is not None and len(head_mask) != len(self.layers):
