@@ -375,7 +375,7 @@ class Attention(nn.Module):
         return keys_values
 
     def _relative_mask(self, query, key, attention_mask, distances, places):
-        """The mask [1 or B, H, T, S] with the relative terms in it, those of the remaining heads."""
+        """The mask [1 or B, H, T, S] with the relative terms of the remaining heads in it."""
         terms = self._own_terms(query, key, distances, places)
         if terms is not None:
             terms = self._own_heads(terms, 1, query.shape[1]).to(query.dtype)
@@ -383,7 +383,7 @@ class Attention(nn.Module):
         return self._own_heads(attention_mask, 1, query.shape[1])  # the stack has put the bias of all layers into it
 
     def _own_terms(self, query, key, distances, places):
-        """What this layer alone adds to the scores, [1 or B, H, T, S], or None."""
+        """What only this layer adds to the scores, [1 or B, H, T, S], or None."""
         if self.relative_keys is not None:
             return self.relative_keys(query, key, places) * self.scaling
         return None if self.relative_bias is None else self.relative_bias(places, key.shape[2])

@@ -1,4 +1,4 @@
-"""Linear layers with weights of 4 bits, kept in the layout of AWQ checkpoints (Lin et al., 2023; "GEMM" order).
+"""Linear layers with weights of 4 bits, stored in the layout of AWQ checkpoints (Lin et al., 2023; "GEMM" order).
 
 I inputs and O outputs of a layer, G inputs of a group that share a scale and a zero point. A weight is (q - z) * scale
 with q and z from 0 to 15. Words of 32 bits hold 8 of them, of neighbouring outputs.
@@ -148,7 +148,7 @@ class QuantizedLinear(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x W^T of a weight that does not learn and is made again for the backward pass, so that none is kept meanwhile."""
+    """x W^T of a weight that does not learn. The backward pass makes it again, so that no copy stays in memory."""
 
     generate_vmap_rule = True
 

@@ -1,7 +1,7 @@
 """One declaration a field of the config: its default, the values it takes, its group and its meaning.
 
 The config's checks and its docstring, `blockformer inspect` and the tests of the docs read it from there. A part of the
-model (a norm, attention) declares its fields beside its module.
+model (a norm, attention) declares its fields next to its module.
 """
 
 import dataclasses
@@ -85,7 +85,7 @@ class Axis(typing.NamedTuple):
 
 
 def axis(default, values, group: str, meaning: str) -> Any:
-    """Declare a field in the body of a dataclass; the arguments are those of `Axis`."""
+    """Declare a field in the body of a dataclass; the arguments are the same as of `Axis`."""
     if isinstance(values, str) and values not in KINDS:
         raise KeyError(f"{values!r} is none of axes.KINDS: use one of them, or a tuple of the names that it takes.")
     return dataclasses.field(default=default, metadata={"axis": Axis(default, values, group, meaning)})
@@ -97,7 +97,7 @@ def flag(default, group: str, meaning: str) -> Any:
 
 
 def axes(config_class) -> dict[str, Axis]:
-    """Every declared field of a config class, inherited ones included, by its name; those of a group together."""
+    """Every declared field of a config class, inherited ones included, by its name, group by group."""
     if config_class not in _DECLARED:
         # After `from __future__ import annotations` a type is a string.
         declared = {
@@ -117,7 +117,7 @@ def blocks_of(config) -> list:
 
 
 class Part:
-    """Fields that belong together: a dataclass beside the module that reads them, and one more base of a config class.
+    """Fields that belong together: a dataclass next to the module that reads them, and one more base of a config class.
 
     Each part speaks for itself, in the order of `parts_of`, and calls no `super`. It may have `fill_defaults()` for
     fields that are None and follow from others, `check()` for fields that contradict each other, and `share_out(plan,

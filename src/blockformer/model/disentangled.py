@@ -64,7 +64,7 @@ class DisentangledAttention(Attention):
         return self._split_heads(self.q_proj(vectors)), self._split_heads(self.k_proj(vectors))
 
     def _terms_of(self, query, key, queries, keys):
-        """Queries and keys [B, H, T, D], and those of distances -> [B, H, T, T]."""
+        """Queries and keys [B, H, T, D], and the same of distances -> [B, H, T, T]."""
         length = query.shape[2]
         positions = torch.arange(length, device=query.device)
         buckets = self._bucket(positions[:, None] - positions[None, :])

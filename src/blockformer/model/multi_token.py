@@ -164,7 +164,7 @@ class MultiTokenDrafts(CandidateGenerator):
     """Drafts n tokens a step by a model's own layers that predict further, for the library's assisted decoding.
 
     A layer has a cache of its own. After the model has read the drafts, the states of the tokens that it accepted
-    replace those of the drafts.
+    replace the drafts' own.
     """
 
     requires_model_outputs = True

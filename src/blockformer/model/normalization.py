@@ -37,7 +37,7 @@ class NormFields(Part):
 class RMSNorm(nn.RMSNorm):
     """Root mean square norm (Zhang and Sennrich, 2019), computed in float32: x / sqrt(mean(x^2) + eps) * weight.
 
-    Shapes: [..., size] -> [..., size], in the weight's dtype: a residual stream may be kept wider than the weights.
+    Shapes: [..., size] -> [..., size], in the weight's dtype: a residual stream may be wider than the weights.
     """
 
     def forward(self, hidden_states):

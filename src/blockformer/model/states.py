@@ -1,7 +1,7 @@
 """Layers that keep a state in place of keys: what all of them share, and the smallest, a short convolution.
 
 Only the repo of a config whose `layer_types` name such layers carries this file. A state is of one size however long
-the text is. `StateLayer` says where it is kept, whose tokens reach it, and which caches and configs are refused.
+the text is. `StateLayer` says where it is stored, whose tokens reach it, and which caches and configs are refused.
 
 B batch, T length, C hidden size, D channels of a convolution, W tokens that it sees.
 """

@@ -36,7 +36,7 @@ class TokenDropoutFields(Part):
 
 
 class TokenDropout(nn.Module):
-    """Embeddings without those of masked tokens, scaled as a dropout of probability p would scale them in training.
+    """Embeddings, zero for masked tokens, scaled as a dropout of probability p would scale them in training.
 
     In training a share p of the tokens is masked. A text of which another share is masked, none in most uses, is scaled
     by (1 - p) / (1 - share), as in ESM-2. Embeddings that the caller gives are left as they are.
