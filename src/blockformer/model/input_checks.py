@@ -25,7 +25,7 @@ def check_inputs(config, vocab_size, input_ids, inputs_embeds, attention_mask, p
     that is not [B, S] (4D, a dict, a block mask) is left to the backend. Returns whether it was read and hides nothing.
     """
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError(f"pass exactly one of {side}input_ids and {side}inputs_embeds.")
+        raise ValueError("pass exactly one of input_ids and inputs_embeds.")
     for name, ids in {f"{side}input_ids": input_ids, **types}.items():
         kind = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
         if ids is not None and kind not in (torch.int64, torch.int32):
