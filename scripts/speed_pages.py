@@ -145,7 +145,7 @@ def every_row(run: Run, chinese: bool) -> str:
     """All rows of the run in milliseconds."""
     head = (
         "shape work dtype batch context Blockformer other its_time ratio,_best ratio,_median",
-        "形状 任务 dtype 批次 上下文 Blockformer 对方 它的时间 比值，最好 比值，中位数",
+        "形状 任务 dtype 批大小 上下文 Blockformer 对方 它的时间 比值，最好 比值，中位数",
     )[chinese].split()
     lines = [f"| {' | '.join(head)} |".replace("_", " "), f"|{'---|' * len(head)}"]
     for row in run.rows:

@@ -18,6 +18,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from transformers.cache_utils import DynamicLayer
 
 import blockformer
 from blockformer.engine import accelerator, runtime
@@ -283,6 +284,12 @@ def noting(run_layers, seen):
     return run
 
 
+def _without_lists(layer, key_states, value_states):
+    """As the library's, which makes an empty tensor of a list."""
+    layer.dtype, layer.device, layer.is_initialized = key_states.dtype, key_states.device, True
+    layer.keys, layer.values = key_states[:, :, :0], value_states[:, :, :0]
+
+
 def prepared():
     """The complaints about prepared models, whose padding is skipped: of a padded batch, and of what follows."""
     accelerator.DEVICE, accelerator.kernel = DEVICE.type, lambda: kernel
@@ -291,6 +298,7 @@ def prepared():
     accelerator.is_full = lambda *given: is_full(*given) and False  # what is read here is always 1
     for module in (accelerator, engine_attention, runtime):
         module.is_enabled = lambda: True  # though operators are looked at
+    DynamicLayer.lazy_initialization = _without_lists
     results = {}
     for topology in ("encoder", "decoder", "encoder-decoder"):
         config_class, settings, _, heads = TOPOLOGIES[topology]

@@ -5,7 +5,6 @@ What the numbers must be is the business of `conversion/test_decoder_families.py
 
 import copy
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine.few_rows import MOST_ROWS, Rows
 from blockformer.engine.graphs import Prompt, Steps, room_for
 from blockformer.engine.linear import can_pack
+from blockformer.engine.parts import FunctionParts
 from blockformer.engine.step import uncompiled_field
 from blockformer.engine.step_functions import StepFunctions
 from blockformer.engine.step_layers import StepLayers
@@ -124,7 +124,8 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name):
     cache = model.model.new_cache()
     model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
     functions = StepFunctions(model, copied=StepLayers(Rows(MOST_ROWS, varies=True), model.dtype, {}))
-    parts = SimpleNamespace(windows=functions.windows, cut=functions.cut, logits=functions.logits, beams=1)
+    parts = FunctionParts()
+    parts.windows, parts.cut, parts.logits_of = functions.windows, functions.cut, functions.logits
     prompt = Prompt(cache, mask[:, :-1].bool(), (mask.sum(-1, keepdim=True) - 1).clamp(min=0))
     steps = Steps(parts, prompt, room_for(LENGTH + WRITTEN), 97)
     steps.begin(prompt, ids[:, :-1], [], 0)

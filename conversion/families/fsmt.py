@@ -94,6 +94,7 @@ FAMILY = Family(
         fixed={"classifier_dropout": None},
         not_none=["initializer_range"],
         unsupported={"tie_word_embeddings": (False,)},
+        reads_source=True,
     ),
     oracle=Oracle(prepared=_causal),
 )

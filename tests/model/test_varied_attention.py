@@ -266,7 +266,8 @@ def test_a_prepared_model_computes_the_same_and_says_why_it_is_not_compiled():
         given = {"attention_mask": mask, "max_new_tokens": 10, "do_sample": False, "num_beams": beams}
         assert torch.equal(model.generate(ids, **given), plain.generate(ids, **given))
     part = next(part for part in explain(model).parts if part.name == "one more token")
-    assert (part.way, part.reason) == ("plain PyTorch", "it is not compiled with attention_by_type")
+    assert part.way.startswith("plain PyTorch")
+    assert part.reason == "it is not compiled with attention_by_type"
     with pytest.raises(ValueError, match=r"compile=True is not supported with attention_by_type=.*prepare the model"):
         blockformer.prepare_for_inference(model, compile=True)
 

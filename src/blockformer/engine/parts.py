@@ -20,7 +20,7 @@ from .step_parts import State
 from .watched import unknown_code
 
 
-class _Functions:
+class FunctionParts:
     """A step as functions of tensors, `logits_of`: see `StepFunctions.logits`.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Functions:
         return max(0, seen - BLOCK - window) // BLOCK * BLOCK if is_cut else 0
 
 
-class Parts(_Functions):
+class Parts(FunctionParts):
     """The parts of a model's step for a GPU. A graph reads whole buffers, and a row for each beam.
 
     Args:
@@ -97,7 +97,7 @@ class Parts(_Functions):
         return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
 
 
-class CPUParts(_Functions):
+class CPUParts(FunctionParts):
     """The parts of a step that a CPU compiles.
 
     Args:
