@@ -304,7 +304,7 @@ class _Call:
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
         logits = output.logits[:, -1].to(copy=True, dtype=torch.float32).repeat_interleave(self.beams, 0)
-        is_whole = self.watched is None or len(prompt.cache.layers) == len(self.model.get_decoder().layers)
+        is_whole = self.watched is None or len(prompt.layers) == len(self.model.get_decoder().layers)
         if logits.shape[0] != rows or not is_whole:
             raise OtherLoop("the cache does not hold this model's keys and values")
         return prompt, logits

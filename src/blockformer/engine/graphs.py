@@ -42,6 +42,11 @@ class Prompt:
     cross: Cache | None = None
     source_mask: torch.Tensor | None = None
 
+    @property
+    def layers(self) -> list:
+        """The layers of the cache but the last ones that share earlier ones' keys, which hold nothing."""
+        return [layer for layer in self.cache.layers if held_by(layer)[0] is not None]
+
 
 class Steps:
     """The buffers of a batch of B rows, and the graphs that write one more token into them.
@@ -76,11 +81,11 @@ class Steps:
             self.pad = torch.zeros((), dtype=torch.long, device=device)
             self.count = torch.zeros((), dtype=torch.long, device=device)
             self.columns = torch.arange(room, device=device)
-            self.has_state = [has_state(layer) for layer in prompt.cache.layers]
-            self.windows = [getattr(layer, "sliding_window", None) for layer in prompt.cache.layers]
+            self.has_state = [has_state(layer) for layer in prompt.layers]
+            self.windows = [getattr(layer, "sliding_window", None) for layer in prompt.layers]
             leads = [BLOCK if window else 0 for window in parts.cut] or [0] * len(self.has_state)
             self.buffers = [
-                _buffers(layer, rows, room, lead) for layer, lead in zip(prompt.cache.layers, leads, strict=True)
+                _buffers(layer, rows, room, lead) for layer, lead in zip(prompt.layers, leads, strict=True)
             ]
             self.sources: list = [[] for _ in self.buffers]
             self.source_visible = None
@@ -109,7 +114,7 @@ class Steps:
         if self._done is not None:
             torch.cuda.current_stream().wait_event(self._done)  # another stream may have used the buffers last
         length = prompt.visible.shape[1]
-        for pair, layer, keeps in zip(self.buffers, prompt.cache.layers, self.has_state, strict=True):
+        for pair, layer, keeps in zip(self.buffers, prompt.layers, self.has_state, strict=True):
             for buffer, states in zip(pair, held_by(layer), strict=True):
                 of_rows = buffer.unflatten(0, (len(states), -1))
                 # A layer with a window may hold the end of a prompt only.
