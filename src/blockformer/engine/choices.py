@@ -58,7 +58,7 @@ def _faster_here() -> dict[tuple[str, torch.dtype], bool]:
     return {
         (IN_PARTS, torch.float32): is_other,
         (ONEDNN, torch.float32): is_other and has_onednn,
-        (PACKED, torch.float32): (is_other or is_wide) and has_onednn,
+        (PACKED, torch.float32): is_other and has_onednn,
         (PACKED, torch.bfloat16): is_wide and has_onednn,
         (WIDENED, torch.bfloat16): instructions == "AVX2",
         (WIDENED, torch.float16): instructions in ("AVX2", "AVX512") and not has_half,
