@@ -60,6 +60,7 @@ LONGER_LOGITS = "PEFT: the prompts make the logits longer, the labels stay as th
 OTHER_HEADS = "PEFT: takes the size of a head for hidden_size / heads, which T5's need not be"
 FUSED = "transformers: its GPT-2 has queries, keys and values in one tensor, and this method is not linear"
 WRONG_BATCH = "ValueError: Expected input batch_size (56) to match target batch_size (40)."
+WRONG_LABELS = "ValueError: labels must be 56 of int64, not 40 of torch.int64."
 HEADS = ("llama-classifier", "bert", "bert-classifier", "bert-tokens", "t5", "bart")
 
 TOOLS = (
@@ -75,8 +76,8 @@ TOOLS = (
         "peft", "LN tuning", ("llama-classifier", "gpt2-classifier", "bert-classifier", "bert-tokens"), WRAPPED_HEAD,
         ours="WeightsError: weights of ", theirs="AssertionError: Tensor-likes are not close!",
     ),
-    Accepted("peft", "prompt tuning", ("bert-tokens",), LONGER_LOGITS, ours=WRONG_BATCH, theirs=WRONG_BATCH),
-    Accepted("peft", "p-tuning", ("bert-tokens",), LONGER_LOGITS, ours=WRONG_BATCH, theirs=WRONG_BATCH),
+    Accepted("peft", "prompt tuning", ("bert-tokens",), LONGER_LOGITS, ours=WRONG_LABELS, theirs=WRONG_BATCH),
+    Accepted("peft", "p-tuning", ("bert-tokens",), LONGER_LOGITS, ours=WRONG_LABELS, theirs=WRONG_BATCH),
     Accepted(
         "peft", "prefix tuning", ("t5",), OTHER_HEADS,
         theirs="RuntimeError: Sizes of tensors must match except in dimension 2. Expected size 16 but got size 64",
