@@ -1,8 +1,8 @@
 """The loop of a prepared model that writes: greedy search and sampling, as in the library's `_sample`, and beams.
 
-Keys and values lie in buffers with room to spare, and beams of a source share its own. A step is compiled, on a GPU
-captured, or it is the model's own `forward`. Processors and criteria that a call asks for are the library's own. If
-code of the caller's changes the model between two tokens, by a hook for example, the model itself writes the rest.
+Keys and values lie in buffers with room to spare, and the beams of a source share the encoder's. A step is
+compiled, captured on a GPU, or the model's own `forward`. Processors and stopping criteria are the library's. If the
+caller's code changes the model between two tokens, for example by a hook, the model's `forward` writes the rest.
 
 B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabulary.
 """

@@ -84,9 +84,7 @@ class Steps:
             self.has_state = [has_state(layer) for layer in prompt.layers]
             self.windows = [getattr(layer, "sliding_window", None) for layer in prompt.layers]
             leads = [BLOCK if window else 0 for window in parts.cut] or [0] * len(self.has_state)
-            self.buffers = [
-                _buffers(layer, rows, room, lead) for layer, lead in zip(prompt.layers, leads, strict=True)
-            ]
+            self.buffers = [_buffers(layer, rows, room, lead) for layer, lead in zip(prompt.layers, leads, strict=True)]
             self.sources: list = [[] for _ in self.buffers]
             self.source_visible = None
             if prompt.cross is not None:

@@ -181,7 +181,7 @@ class _InBuffers(DynamicLayer):
         return 0
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write those of one token [B, K, 1, D]; returns all that it sees."""
+        """Write the key and value of one token [B, K, 1, D]; return all that it sees."""
         for buffer, states in zip(self._pair, (key_states, value_states), strict=True):
             buffer[:, :, self._length : self._length + 1] = states
         self._hold(self._length + 1)

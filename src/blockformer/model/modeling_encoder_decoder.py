@@ -285,7 +285,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         """Run the model and its head; the other arguments are as in `BlockformerEncoderDecoderModel.forward`.
 
         Args:
-            labels: int [B, T], -100 where there is no loss; without decoder inputs, the decoder reads them shifted.
+            labels: int [B, T]; the loss ignores -100. Without decoder inputs they are shifted to make them.
             logits_to_keep: compute logits only for this many last positions (0: all), or for the positions in a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
             return_logits: with labels, whether to give logits too; see `LanguageModelHead.logits_and_loss`.
