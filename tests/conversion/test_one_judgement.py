@@ -292,6 +292,26 @@ def test_damaged_settings_of_generation_do_not_go_back(tmp_path):
 LABELS = ("bert", "BertForSequenceClassification")
 MISFITS = {
     "another class": (LLAMA, {"architectures": ["LlamaModel"]}, '"architectures": ["LlamaForCausalLM"]'),
+    "the stack of an encoder": (
+        LABELS,
+        {"architectures": ["BertModel"]},
+        '"architectures": ["BertForSequenceClassification"]',
+    ),
+    "the stack, and a head for answers": (
+        ("bert", "BertForQuestionAnswering"),
+        {"architectures": ["BertModel"]},
+        '"architectures": ["BertForQuestionAnswering"]',
+    ),
+    "the stack of a detector": (
+        ("electra", "ElectraForPreTraining"),
+        {"architectures": ["ElectraModel"]},
+        '"architectures": ["ElectraForPreTraining"]',
+    ),
+    "the stack, and an old name of the head": (
+        ("gpt_neox", "GPTNeoXForCausalLM"),
+        {"architectures": ["GPTNeoXModel"]},
+        '"architectures": ["GPTNeoXForCausalLM"]',
+    ),
     "fewer tokens": (LLAMA, {"vocab_size": 190}, '"vocab_size": 199'),
     "fewer layers": (LLAMA, {"num_hidden_layers": 1}, '"num_hidden_layers": 2'),
     "more labels": (LABELS, {"id2label": {str(each): str(each) for each in range(9)}}, '"num_labels": 3'),
@@ -316,6 +336,31 @@ def test_tensors_that_do_not_fit_are_refused_with_the_settings_that_do(tmp_path,
         assert str(refused.value).endswith(f"\nThe tensors fit if config.json has {remedy}.")
     edit_config(tmp_path / "src", **json.loads(f"{{{remedy}}}"))
     convert(tmp_path / "src", tmp_path / "dst", verify=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "cls"),
+    [
+        ("electra", "ElectraForPreTraining"),
+        ("bert", "BertForQuestionAnswering"),
+        ("roberta", "RobertaForSequenceClassification"),
+        ("gpt_neox", "GPTNeoXForCausalLM"),
+        ("bart", "BartForSequenceClassification"),
+    ],
+)
+def test_where_no_class_is_named_the_tensors_show_their_head(tmp_path, family, cls):
+    official_folder(tmp_path / "src", family, cls)
+    edit_tensors(
+        tmp_path / "src", lambda all_: {name.replace("lm_head.", "embed_out."): each for name, each in all_.items()}
+    )
+    edit_config(tmp_path / "src", architectures=...)
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    convert(tmp_path / "ours", tmp_path / "back", to_official=True, verify=False)
+    assert stored(tmp_path / "back") == stored(tmp_path / "src")
+    edit_config(tmp_path / "src", architectures=[cls])
+    convert(tmp_path / "src", tmp_path / "named", verify=False)
+    assert stored(tmp_path / "named") == stored(tmp_path / "ours")
+    assert entries_of(tmp_path / "named")["architectures"] == entries_of(tmp_path / "ours")["architectures"]
 
 
 def test_no_remedy_is_named_that_does_not_help(tmp_path):
