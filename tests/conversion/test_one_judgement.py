@@ -290,6 +290,31 @@ def test_damaged_settings_of_generation_do_not_go_back(tmp_path):
 
 
 LABELS = ("bert", "BertForSequenceClassification")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 99}', ""])
+def test_a_damaged_record_is_judged_alike(tmp_path, text):
+    """Only what reads no record takes the repo: loading it."""
+    official_folder(tmp_path / "src", "llama")
+    ours = tmp_path / "ours"
+    convert(tmp_path / "src", ours, verify=False)
+    (ours / "conversion.json").write_text(text)
+    said = set()
+    for door in (
+        lambda: export_folder(ours, tmp_path / "exported"),
+        lambda: convert(ours, tmp_path / "back", to_official=True),
+    ):
+        with pytest.raises(ConversionError, match=r"conversion\.json: .*delete (it|the file)") as refused:
+            door()
+        said.add(str(refused.value))
+    (problem,) = blockformer.verify(ours).problems["settings"]
+    assert len(said) == 1
+    assert said.pop().startswith(problem)
+    assert from_official(ours) is not None
+    (ours / "conversion.json").unlink()
+    convert(ours, tmp_path / "back", to_official=True, verify=False)
+
+
 MISFITS = {
     "another class": (LLAMA, {"architectures": ["LlamaModel"]}, '"architectures": ["LlamaForCausalLM"]'),
     "the stack of an encoder": (

@@ -15,6 +15,7 @@ import torch
 
 from blockformer.conversion.model_tensors import unread_pooler
 from blockformer.conversion.options import check_reading
+from blockformer.conversion.origin import ORIGIN, read_origin
 from blockformer.conversion.plan import architecture_of, our_config
 
 from ..declared_fields import of_the_package
@@ -338,6 +339,7 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
         cls: Any = MODELS[name]
         with Checkpoint(folder) as checkpoint:
             tensors = dict(checkpoint.tensors)
+            _check_record(checkpoint, found)
         check_plain(config, tensors)
         if config.get("quantization_config"):
             found.weights_compared = False
@@ -370,6 +372,15 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
             found.add("weights", f"{key} is {list(info.shape)}, the config says {list(wanted.shape)}")
         elif info.dtype.is_floating_point != wanted.dtype.is_floating_point:
             found.add("weights", f"{key} is {info.dtype}, where the model has {wanted.dtype}")
+
+
+def _check_record(checkpoint: Checkpoint, found: Verification) -> None:
+    """The record of an official checkpoint, if there is one, is as the way back needs it."""
+    try:
+        read_origin(checkpoint)
+    except ConversionError as error:
+        if not any(ORIGIN in problem for problem in found.problems.get("settings", ())):  # it is no JSON at all
+            found.add("settings", str(error))
 
 
 def _config(folder: Path, names: Collection[str]) -> tuple[Any, str | None]:
