@@ -164,3 +164,27 @@ def test_colberts_own_class_is_refused_with_what_helps(tmp_path):
         for found, expected in zip(getattr(ours, encode)(TEXTS), getattr(theirs, encode)(TEXTS), strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-5)
             assert found.shape[1] == 8
+
+
+def test_modules_around_a_whole_t5_are_left_out_with_what_helps(tmp_path):
+    """sentence-transformers loads T5EncoderModel for its config, and would run the decoder of ours, too."""
+    sizes = {"vocab_size": len(WORDS), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    torch.manual_seed(0)
+    whole = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=1)).eval()
+    save(tmp_path / "whole", whole)
+    body = parts_of.Transformer(str(tmp_path / "whole"), max_seq_length=32)
+    theirs = sentence_transformers.SentenceTransformer(modules=[body, parts_of.Pooling(32)], device="cpu")
+    theirs.save_pretrained(str(tmp_path / "new"))
+    save(tmp_path / "src", whole)
+    for name in ("modules.json", "1_Pooling/config.json"):
+        (tmp_path / "src" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "src" / name).write_bytes((tmp_path / "new" / name).read_bytes())
+    notes = " ".join(convert(tmp_path / "src", tmp_path / "left", verify=False).notes)
+    assert "only the encoder of a t5" in notes
+    assert not (tmp_path / "left/modules.json").exists()
+    convert(tmp_path / "left", tmp_path / "back", to_official=True, verify=False)
+    assert np.array_equal(opened(tmp_path / "back").encode(TEXTS), opened(tmp_path / "src").encode(TEXTS))
+    convert(tmp_path / "new", tmp_path / "dst", verify=False)
+    found, expected = opened(tmp_path / "dst"), opened(tmp_path / "src")
+    assert type(found[0].auto_model).__name__ == "BlockformerEncoderModel"
+    np.testing.assert_allclose(found.encode(TEXTS), expected.encode(TEXTS), atol=1e-5)
