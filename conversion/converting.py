@@ -15,7 +15,7 @@ from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import is_ours, read_config
 from blockformer.files.errors import listed, shown
 from blockformer.files.finite import nonfinite
-from blockformer.files.generation_settings import settings_in
+from blockformer.files.generation_settings import FILE, check_settings, settings_in
 from blockformer.files.model_place import put_into_its_folder
 from blockformer.files.progress import Progress
 from blockformer.files.returning import return_side_files
@@ -156,6 +156,8 @@ def _fill_official(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles
         unmissed |= {UNUSED_FILE}
     side = return_side_files(around.checkpoint, around.place.names, folder, plan.files, unmissed)
     around.tell(side)
+    if plan.source_class.can_generate():
+        check_settings(folder / FILE)
     return side
 
 

@@ -315,6 +315,53 @@ def test_a_damaged_record_is_judged_alike(tmp_path, text):
     convert(ours, tmp_path / "back", to_official=True, verify=False)
 
 
+REFUSED_SETTINGS = {"early_stopping": "x"}
+
+
+def test_settings_of_generation_that_transformers_refuses_are_refused_alike(tmp_path):
+    official_folder(tmp_path / "src", "llama")
+    ours, text = tmp_path / "ours", json.dumps(REFUSED_SETTINGS)
+    convert(tmp_path / "src", ours, verify=False)
+    for folder in (tmp_path / "src", ours):
+        (folder / "generation_config.json").write_text(text)
+    said = set()
+    for door in (
+        lambda: convert(tmp_path / "src", tmp_path / "dst", verify=False),
+        lambda: from_official(tmp_path / "src"),
+        lambda: from_official(ours),
+        lambda: export_folder(ours, tmp_path / "exported"),
+        lambda: convert(ours, tmp_path / "back", to_official=True, verify=False),
+    ):
+        with pytest.raises(
+            ConversionError, match=r"generation_config\.json: .*early_stopping.*Correct that entry"
+        ) as no:
+            door()
+        said.add(str(no.value))
+    assert said == set(blockformer.verify(ours).problems["settings"])
+    with pytest.raises(ValueError, match="early_stopping"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "src")
+
+
+def test_an_encoder_may_have_settings_of_generation_that_are_refused(tmp_path):
+    """transformers does not read them there."""
+    official_folder(tmp_path / "src", "bert", "BertForMaskedLM")
+    (tmp_path / "src/generation_config.json").write_text(json.dumps(REFUSED_SETTINGS))
+    assert convert(tmp_path / "src", tmp_path / "ours").parity.passed
+    assert blockformer.verify(tmp_path / "ours").is_ok
+    assert from_official(tmp_path / "src") is not None
+    convert(tmp_path / "ours", tmp_path / "back", to_official=True)
+    assert entries_of(tmp_path / "back", "generation_config.json") == REFUSED_SETTINGS
+
+
+def test_a_model_is_saved_again_with_settings_of_generation_as_they_came(tmp_path):
+    """Of settings that it has loaded, transformers saves also those that mean nothing without sampling."""
+    settings = {"temperature": 0.6, "top_p": 0.9, "do_sample": False}
+    official_folder(tmp_path / "src", "llama")
+    (tmp_path / "src/generation_config.json").write_text(json.dumps(settings))
+    from_official(tmp_path / "src").save_pretrained(tmp_path / "saved")
+    assert settings.items() <= entries_of(tmp_path / "saved", "generation_config.json").items()
+
+
 MISFITS = {
     "another class": (LLAMA, {"architectures": ["LlamaModel"]}, '"architectures": ["LlamaForCausalLM"]'),
     "the stack of an encoder": (

@@ -2,6 +2,9 @@
 
 import json
 import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig
@@ -9,7 +12,7 @@ from transformers import GenerationConfig, PretrainedConfig
 from .checkpoint import Checkpoint
 from .config_file import NEVER_FOLLOWED
 from .errors import ConversionError
-from .json_files import read_json
+from .json_files import json_text, read_json
 from .quiet import quiet
 
 FILE = "generation_config.json"
@@ -34,8 +37,43 @@ def settings_in(checkpoint: Checkpoint, config: PretrainedConfig) -> dict[str, A
         with quiet():
             text = GenerationConfig.from_model_config(followed).to_json_string(ignore_metadata=True)
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConversionError(f"config.json: GenerationConfig refuses its settings of generation: {reason}") from error
+        raise ConversionError(
+            f"config.json: GenerationConfig refuses its settings of generation: {_reason(error)}"
+        ) from error
     settings = json.loads(text)
     settings |= {name: getattr(config, name, None) for name in TOKENS if name in settings}
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def as_loaded(settings: Mapping[str, Any]) -> GenerationConfig:
+    """Settings of generation as `from_pretrained` has them.
+
+    transformers saves those again although some mean nothing without others, such as a temperature without sampling; of
+    settings that were made in another way it refuses that.
+
+    Raises:
+        ConversionError: transformers refuses them.
+    """
+    with TemporaryDirectory() as folder:
+        (Path(folder) / FILE).write_text(json_text(settings), encoding="utf-8")
+        try:
+            with quiet():
+                return GenerationConfig.from_pretrained(folder)
+        except Exception as error:
+            raise ConversionError(
+                f"{FILE}: GenerationConfig refuses it: {_reason(error)} Correct that entry"
+            ) from error
+
+
+def check_settings(path: Path) -> None:
+    """Check that transformers takes the settings of generation in a file, if there is one.
+
+    Raises:
+        ConversionError: it does not, so the model next to the file could not be loaded.
+    """
+    if os.path.lexists(path):
+        as_loaded(read_json(path))
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
