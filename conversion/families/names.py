@@ -229,7 +229,7 @@ class Names(ABC, Generic[HeadKind]):
         own = self.root_of(head)
         name, other = (PREFIX, with_head) if own == bare else (NO_PREFIX, bare)
         starts = (other,) if other else self.inner
-        return [] if own == other else [Alternative(name, Prefix(other, own, self.inner), starts=starts)]
+        return [] if own == other else [Alternative(name, Prefix(other, own, self.inner), starts, usual=own)]
 
     def shown_alternatives(self, head: HeadKind, names: Collection[str]) -> frozenset[str]:
         """The names of the alternatives that a checkpoint's tensors show."""

@@ -184,6 +184,14 @@ def test_names_without_the_prefix_that_the_class_has(tmp_path):
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
 
 
+@pytest.mark.parametrize("name", ["embeddings.position_ids", "pooler.dense.weight"])
+def test_one_tensor_without_a_prefix_is_named_and_not_all_others(tmp_path, name):
+    official_folder(tmp_path / "src", "bert", "BertForMaskedLM")
+    edit_tensors(tmp_path / "src", **{name: torch.zeros(1, 8)})
+    with pytest.raises(ConversionError, match=rf"no rule takes \(1\):\n  '{name}'\n"):
+        convert(tmp_path / "src", tmp_path / "dst")
+
+
 def test_old_names_of_norms(tmp_path):
     model = official_folder(tmp_path / "src", "bert", "BertForPreTraining")
     edit_tensors(tmp_path / "src", OLD_NAMES)
