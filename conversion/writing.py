@@ -193,7 +193,7 @@ class AroundWeights:
         if not (folder / FILE).exists():
             side.write(FILE, json_text(settings_in(self.checkpoint, config)))
         if MODELS[architecture_of(config)].can_generate():
-            check_settings(folder / FILE)
+            check_settings(folder)
         side.is_recorded = record is not None
         name_the_rest(side, self.place.names)
         if record is not None:

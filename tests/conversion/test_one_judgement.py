@@ -353,11 +353,16 @@ def test_an_encoder_may_have_settings_of_generation_that_are_refused(tmp_path):
     assert entries_of(tmp_path / "back", "generation_config.json") == REFUSED_SETTINGS
 
 
-def test_a_model_is_saved_again_with_settings_of_generation_as_they_came(tmp_path):
+@pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
+def test_a_model_is_saved_again_with_settings_of_generation_as_they_came(tmp_path, place):
     """Of settings that it has loaded, transformers saves also those that mean nothing without sampling."""
-    settings = {"temperature": 0.6, "top_p": 0.9, "do_sample": False}
+    settings = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 3}
     official_folder(tmp_path / "src", "llama")
-    (tmp_path / "src/generation_config.json").write_text(json.dumps(settings))
+    (tmp_path / "src/generation_config.json").unlink()
+    if place == "config.json":
+        edit_config(tmp_path / "src", **settings)
+    else:
+        (tmp_path / "src" / place).write_text(json.dumps(settings))
     from_official(tmp_path / "src").save_pretrained(tmp_path / "saved")
     assert settings.items() <= entries_of(tmp_path / "saved", "generation_config.json").items()
 

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig
@@ -12,7 +11,7 @@ from transformers import GenerationConfig, PretrainedConfig
 from .checkpoint import Checkpoint
 from .config_file import NEVER_FOLLOWED
 from .errors import ConversionError
-from .json_files import json_text, read_json
+from .json_files import read_json
 from .quiet import quiet
 
 FILE = "generation_config.json"
@@ -45,34 +44,42 @@ def settings_in(checkpoint: Checkpoint, config: PretrainedConfig) -> dict[str, A
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def as_loaded(settings: Mapping[str, Any]) -> GenerationConfig:
+def as_loaded(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> GenerationConfig:
     """Settings of generation as `from_pretrained` has them.
 
     transformers saves those again although some mean nothing without others, such as a temperature without sampling; of
     settings that were made in another way it refuses that.
 
+    Args:
+        checkpoint: whose own file is loaded, if it has one.
+        settings: of `settings_in`.
+
     Raises:
         ConversionError: transformers refuses them.
     """
-    with TemporaryDirectory() as folder:
-        (Path(folder) / FILE).write_text(json_text(settings), encoding="utf-8")
-        try:
-            with quiet():
-                return GenerationConfig.from_pretrained(folder)
-        except Exception as error:
-            raise ConversionError(
-                f"{FILE}: GenerationConfig refuses it: {_reason(error)} Correct that entry"
-            ) from error
+    if not checkpoint.is_file and os.path.lexists(checkpoint.folder / FILE):
+        return _loaded(checkpoint.folder)
+    with quiet():
+        return GenerationConfig.from_model_config(settings)
 
 
-def check_settings(path: Path) -> None:
-    """Check that transformers takes the settings of generation in a file, if there is one.
+def check_settings(folder: Path) -> None:
+    """Check that transformers takes the settings of generation in a folder, if it has a file of them.
 
     Raises:
-        ConversionError: it does not, so the model next to the file could not be loaded.
+        ConversionError: it does not, so the model could not be loaded.
     """
-    if os.path.lexists(path):
-        as_loaded(read_json(path))
+    if os.path.lexists(folder / FILE):
+        read_json(folder / FILE)
+        _loaded(folder)
+
+
+def _loaded(folder: Path) -> GenerationConfig:
+    try:
+        with quiet():
+            return GenerationConfig.from_pretrained(folder)
+    except Exception as error:
+        raise ConversionError(f"{FILE}: GenerationConfig refuses it: {_reason(error)} Correct that entry") from error
 
 
 def _reason(error: Exception) -> str:

@@ -22,7 +22,7 @@ from ..declared_fields import of_the_package
 from ..files.checkpoint import Checkpoint
 from ..files.containers import what_it_is
 from ..files.errors import CheckpointError, ConversionError, shown
-from ..files.generation_settings import FILE, check_settings
+from ..files.generation_settings import check_settings
 from ..files.json_files import read_json_value
 from ..files.named_code import (
     LARGE_JSON,
@@ -380,7 +380,7 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
 def _check_generation(checkpoint: Checkpoint, found: Verification) -> None:
     """The settings of generation are such that the model loads."""
     try:
-        check_settings(checkpoint.folder / FILE)
+        check_settings(checkpoint.folder)
     except CheckpointError:  # no JSON, which is said already
         return
     except ConversionError as error:
