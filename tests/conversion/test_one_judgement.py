@@ -367,6 +367,22 @@ def test_a_model_is_saved_again_with_settings_of_generation_as_they_came(tmp_pat
     assert settings.items() <= entries_of(tmp_path / "saved", "generation_config.json").items()
 
 
+@pytest.mark.parametrize(
+    ("family", "entries"),
+    [
+        ("llama", {"rope_parameters": ..., "rope_theta": None}),
+        ("modernbert", {"rope_parameters": ..., "local_rope_theta": None}),
+    ],
+)
+def test_a_rotation_without_a_base_is_refused_alike(tmp_path, family, entries):
+    """The official classes take the power of None."""
+    official_folder(tmp_path / "src", family, pad_token_id=0)
+    edit_config(tmp_path / "src", **entries)
+    for door in (lambda: convert(tmp_path / "src", tmp_path / "dst"), lambda: from_official(tmp_path / "src")):
+        with pytest.raises(ConversionError, match=r"rope_theta is null .*write the number"):
+            door()
+
+
 MISFITS = {
     "another class": (LLAMA, {"architectures": ["LlamaModel"]}, '"architectures": ["LlamaForCausalLM"]'),
     "the stack of an encoder": (
