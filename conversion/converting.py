@@ -15,7 +15,7 @@ from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import is_ours, read_config
 from blockformer.files.errors import listed, shown
 from blockformer.files.finite import nonfinite
-from blockformer.files.generation_settings import settings_in
+from blockformer.files.generation_settings import as_loaded, check_settings, settings_in
 from blockformer.files.model_place import put_into_its_folder
 from blockformer.files.progress import Progress
 from blockformer.files.returning import return_side_files
@@ -156,6 +156,8 @@ def _fill_official(plan: Plan, around: AroundWeights, folder: Path) -> SideFiles
         unmissed |= {UNUSED_FILE}
     side = return_side_files(around.checkpoint, around.place.names, folder, plan.files, unmissed)
     around.tell(side)
+    if plan.source_class.can_generate():
+        check_settings(folder)
     return side
 
 
@@ -263,7 +265,8 @@ def from_official(
         notes += plan.family.settings.unused_note(checkpoint.config, only_misspelt=True)
         check_device_map(loading.get("device_map"))
         CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
-        generation = settings_in(checkpoint, plan.target_config)
+        settings = settings_in(checkpoint, plan.target_config)
+        generation = as_loaded(checkpoint, settings) if plan.target_class.can_generate() else None
         weights, stored, bad = None, None, []
         if loading.get("offload_folder") is None:
             weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}

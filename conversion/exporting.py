@@ -1,6 +1,5 @@
 """Turn a folder in our layout into a self-contained repo."""
 
-import os
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from transformers import PretrainedConfig
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import is_ours
 from blockformer.files.errors import ConversionError
-from blockformer.files.json_files import read_json
 from blockformer.files.progress import Progress
 from blockformer.files.quantized import refuse_quantized
 from blockformer.files.side_file_kinds import STORE
@@ -23,7 +21,7 @@ from blockformer.publishing.write_repo import write_repo
 from .arguments import check_conversion
 from .into_memory import dtype_note, dtype_of_file
 from .model_tensors import by_sources, expected_tensors, identity_rules, stored_pairs, unread_pooler, with_sources
-from .origin import BEFORE, ORIGIN
+from .origin import BEFORE, ORIGIN, read_origin
 from .plan import architecture_of, our_config
 from .report import ConversionReport
 from .rules.groups import Group
@@ -105,8 +103,7 @@ def record_of(checkpoint: Checkpoint, place: Source) -> list[str]:
     Raises:
         ConversionError: the record is damaged.
     """
-    if not os.path.lexists(checkpoint.folder / ORIGIN):
+    if read_origin(checkpoint) is None:
         return []
-    read_json(checkpoint.member(ORIGIN))
     folders = (f"{STORE}/", f"{BEFORE}/")
     return [name for name in place.names if name in (ORIGIN, UNUSED_FILE) or name.startswith(folders)]

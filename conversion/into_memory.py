@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from blockformer.files.checkpoint import Checkpoint, opened
 from blockformer.files.errors import ConversionError, shown
-from blockformer.files.generation_settings import TOKENS
+from blockformer.files.generation_settings import TOKENS, check_settings
 from blockformer.files.quantized import check_plain
 from blockformer.files.sources import Source
 from blockformer.model.axes import axes
@@ -64,7 +65,7 @@ def load(
     config: PretrainedConfig,
     fields: Mapping[str, Any],
     loading: Mapping[str, Any],
-    generation: Mapping[str, Any] | None = None,
+    generation: GenerationConfig | None = None,
 ) -> Any:
     """A model in evaluation mode or, with `output_loading_info`, a tuple of it and what there is to say of loading.
 
@@ -81,6 +82,8 @@ def load(
     """
     if loading.get("generation_config") is not None and not model_class.can_generate():
         raise OptionError(f"generation_config means nothing for {model_class.__name__}, which does not generate")
+    if folder is not None and model_class.can_generate() and loading.get("generation_config") is None:
+        check_settings(Path(folder))
     try:
         made = model_class.from_pretrained(folder, config=config, **loading)
     except WeightsError as error:
@@ -90,7 +93,7 @@ def load(
     model = made[0] if loading.get("output_loading_info") else made
     if model.can_generate() and loading.get("generation_config") is None:
         if generation is not None:
-            model.generation_config = GenerationConfig.from_dict(dict(generation))
+            model.generation_config = generation
         for name in (*TOKENS, "use_cache"):
             if name in fields:
                 setattr(model.generation_config, name, fields[name])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blockformer.files.checkpoint import Checkpoint
-from blockformer.files.errors import ConversionError, shown
+from blockformer.files.errors import CheckpointError, ConversionError, shown
 from blockformer.files.json_files import json_text, read_json
 from blockformer.files.names import is_inner
 
@@ -69,7 +69,12 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
     path = checkpoint.folder / ORIGIN
     if not os.path.lexists(path):
         return None
-    entries = read_json(checkpoint.member(ORIGIN))
+    try:
+        entries = read_json(checkpoint.member(ORIGIN))
+    except CheckpointError as error:
+        raise ConversionError(
+            f"{error}; download the file again, or delete it to convert by config.json only"
+        ) from error
     name, official, variant, unused = (entries.get(key) for key in ("family", "config", "form", "unused"))
     unused = entries.get("kept") if unused is None else unused  # as repos of early versions have it
     damaged = ConversionError(f"{path}: damaged; delete it, it is not needed")

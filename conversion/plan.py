@@ -213,8 +213,9 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         origin = None
     variant = family.names.variant_for(config, None if origin is None else origin.variant)
     official = _official_settings(family, config, origin) | others_for(family, config)
-    if (dtype := cast or config.dtype) is not None:
-        official[dtype_entry(official)] = str(dtype).removeprefix("torch.")
+    entry = dtype_entry(official)
+    if (dtype := cast or config.dtype) not in (None, getattr(torch, str(official.get(entry)), None)):  # "half" stays
+        official[entry] = str(dtype).removeprefix("torch.")
     as_before = origin is not None and origin.variant == variant
     unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
     head, layout = family.names.head(variant), family.names.layout(variant, config)

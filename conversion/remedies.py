@@ -102,13 +102,17 @@ def _changes(checkpoint: Checkpoint, family_name: str | None, error: MisfitError
     official = checkpoint.config
     without = {name: value for name, value in official.items() if name != "architectures"}
     named: dict[str, Any] = {}
+    heads_held: list[dict[str, Any]] = []
     with suppress(ConversionError):
         family = family_of(official) if family_name is None else family_by_name(family_name)
+        found = family.names.in_class(checkpoint.tensors)
+        held = (head.official for head in family.heads if head.rules and head.has_tensors_in(found))
+        heads_held = [{"architectures": [name]} for name in dict.fromkeys(held)]
         named = {"architectures": [family.names.variant_of(without, checkpoint.tensors, checkpoint.read).head]}
     sizes = _sizes(official, error) | _layers(official, checkpoint.tensors)
     several = ({name: size} for name, size in sizes.items() if len(sizes) > 1)
     heads = _heads(official, error)
-    yield from (changes for changes in (named, sizes, *several, named | sizes, *heads) if changes)
+    yield from (changes for changes in (named, sizes, *several, named | sizes, *heads, *heads_held) if changes)
 
 
 def _sizes(official: Mapping[str, Any], error: MisfitError) -> dict[str, int]:

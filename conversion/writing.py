@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.finite import nonfinite
 from blockformer.files.front_matter import front_matter
-from blockformer.files.generation_settings import FILE, settings_in
+from blockformer.files.generation_settings import FILE, check_settings, settings_in
 from blockformer.files.json_files import json_text
 from blockformer.files.names import PROCESSOR_FILES
 from blockformer.files.new_repo import RepoOptions
@@ -26,9 +26,11 @@ from blockformer.files.side_files import SideFiles, carry_side_files, name_the_r
 from blockformer.files.sources import Source, locate
 from blockformer.files.tokenizers import compare_tokenizers, has_tokenizer
 from blockformer.files.writer import Planned, ShardWriter
+from blockformer.model_classes import MODELS
 from blockformer.publishing import copy_code, write_card
 
 from .composite import TextCheckpoint, bring_template, opened
+from .plan import architecture_of
 from .report import ConversionReport
 from .rules.groups import Group
 from .rules.ties import check_tied
@@ -190,6 +192,8 @@ class AroundWeights:
                 shutil.copyfile(path, folder / name)
         if not (folder / FILE).exists():
             side.write(FILE, json_text(settings_in(self.checkpoint, config)))
+        if MODELS[architecture_of(config)].can_generate():
+            check_settings(folder)
         side.is_recorded = record is not None
         name_the_rest(side, self.place.names)
         if record is not None:

@@ -17,6 +17,8 @@ BEFORE = (FSDP, "TF", "Flax")
 """What may stand before the name of a class whose weights are the class's own."""
 WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "PeftModel")
 """Beginnings of the names of classes that only contain a model."""
+COLBERT = "HF_ColBERT"
+"""The class of ColBERT's own code (Khattab and Zaharia, 2020): an encoder, and a projection of each of its states."""
 
 
 def named_classes(official: Mapping[str, Any], heads: Iterable[Head], former: Mapping[str, str]) -> list[str]:
@@ -52,6 +54,12 @@ def unknown_class(
         what: the family, in words.
     """
     named = official.get("architectures") or []
+    if COLBERT in named:
+        return ConversionError(
+            f"config.json: architectures is {shown(named)}, ColBERT's own class, whose projection no class of "
+            "transformers has. sentence-transformers writes it as a module of its own: "
+            "MultiVectorEncoder(FOLDER).save_pretrained(NEW); convert NEW"
+        )
     known: Collection[str] = dict.fromkeys(head.official for head in heads)
     why = "which cannot be converted"
     if any(name.startswith(WRAPPERS) for name in named):

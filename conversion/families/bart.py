@@ -212,7 +212,7 @@ class BartNames(EncoderDecoderNames):
 
     def head_by_tensors(self, official, names):
         bare = not any(name.startswith("model.") for name in names)
-        return next(head for head in self.heads if head.bare == bare)
+        return self.head_of_rows(names) or next(head for head in self.heads if head.bare == bare)
 
     def variant_for(self, config, earlier=None):
         head = self.known_head(config)

@@ -183,8 +183,10 @@ class EncoderNames(Names[EncoderHead]):
         held = {part for part, module in modules.items() if any(name.startswith(module + ".") for name in names)}
         if chosen and (chosen[0].modules or not held):
             return chosen[0]
-        if not chosen and any(name.startswith(HEADS_OF_ROWS) for name in names):
-            return None
+        found = self.in_class(names)
+        own = [head for head in known if head.modules and head.has_tensors_in(found)]
+        if not chosen and (own or any(name.startswith(HEADS_OF_ROWS) for name in names)):
+            return own[0] if len(own) == 1 else None
         parts = frozenset(held) | (chosen[0].parts if chosen else frozenset())
         plain = [head for head in known if head.parts == parts and not head.modules]
         return plain[0] if plain else (chosen or known)[0]

@@ -168,7 +168,8 @@ class DecoderNames(Names[Head]):
         return CheckpointVariant(head.official, traits)
 
     def head_by_tensors(self, official, names):
-        held = [head for head in self.heads if not head.bare and head.has_tensors_in(names)]
+        found = self.in_class(names)
+        held = [head for head in self.heads if not head.bare and head.has_tensors_in(found)]
         if held:
             return max(held, key=lambda head: len(head.rules))
         untied = official.get("tie_word_embeddings") is False

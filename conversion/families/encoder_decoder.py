@@ -112,6 +112,11 @@ class EncoderDecoderNames(Names[Head]):
         """Which of the names of the embeddings are among these."""
         return [name for name in EMBEDDINGS if head.root + name in names]
 
+    def head_of_rows(self, names: Collection[str]) -> Head | None:
+        """The head other than a language model's that these tensors show, if they show one."""
+        found = self.in_class(names)
+        return next((head for head in self.heads if head.modules and head.has_tensors_in(found)), None)
+
     def embeddings_names(self, head, traits):
         is_shared = SEPARATE not in traits and self.settings.constant.get("share_embeddings") is not False
         return [head.root + name for name in (EMBEDDINGS if is_shared else [DECODER])]

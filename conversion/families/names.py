@@ -124,12 +124,12 @@ class Names(ABC, Generic[HeadKind]):
             ConversionError: it is a language model's, and the tensors do not show what was meant.
         """
         stack = next((each for each in self.heads if each.bare and each.config_class is head.config_class), None)
-        found = set(map(Spellings(self.spellings).to_class, names))
+        found = self.in_class(names)
         own = {name for rule in head.rules for name in tuple_of(rule.source)}
         if head.bare or stack is None or own & found:
             return head
         other = self.head_by_tensors(official, names)
-        if head.writes_text and not other.bare and other is not head and other.has_tensors_in(names):
+        if head.writes_text and not other.bare and other is not head and other.has_tensors_in(found):
             raise ConversionError(
                 f"config.json: architectures is [{head.official!r}], and the tensors have the head of "
                 f'{other.official}. Write "architectures": ["{other.official}"], and "num_labels", the rows of its head'
@@ -153,6 +153,10 @@ class Names(ABC, Generic[HeadKind]):
                 "its embeddings are the head"
             )
         return stack
+
+    def in_class(self, names: Collection[str]) -> set[str]:
+        """The names of tensors as today's official class has them, whatever stands before them."""
+        return set(map(Spellings(self.spellings).to_class, names))
 
     def head_by_tensors(self, official: Mapping[str, Any], names: Collection[str]) -> HeadKind:
         """The head of a checkpoint whose config does not say it."""
@@ -225,7 +229,7 @@ class Names(ABC, Generic[HeadKind]):
         own = self.root_of(head)
         name, other = (PREFIX, with_head) if own == bare else (NO_PREFIX, bare)
         starts = (other,) if other else self.inner
-        return [] if own == other else [Alternative(name, Prefix(other, own, self.inner), starts=starts)]
+        return [] if own == other else [Alternative(name, Prefix(other, own, self.inner), starts, usual=own)]
 
     def shown_alternatives(self, head: HeadKind, names: Collection[str]) -> frozenset[str]:
         """The names of the alternatives that a checkpoint's tensors show."""

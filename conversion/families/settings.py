@@ -36,6 +36,9 @@ WITHOUT_EFFECT = ("pretraining_tp",)
 """Official settings that may be there and change nothing: into how many slices some classes cut their products."""
 OF_ALL = ("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
 """Official settings that every class takes, also one that leaves them out where nobody says anything."""
+ANSWERS = "ForQuestionAnswering"
+STARTS_AND_ENDS = {0: "LABEL_0", 1: "LABEL_1"}
+"""The labels of a head for answers, for which official classes have a row each; ours has two rows, whatever labels."""
 ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
 """Entries of a config file on its origin, not on the model."""
 
@@ -262,6 +265,8 @@ class Settings:
             except NotExpressible as error:
                 lacking.append(error)
         official.update(common_entries(config, self.defaults.num_labels))
+        if head.ours.endswith(ANSWERS) and config.num_labels != len(STARTS_AND_ENDS):
+            official |= {"id2label": STARTS_AND_ENDS, "label2id": {name: n for n, name in STARTS_AND_ENDS.items()}}
         return official, lacking
 
     def written_as(self, config: PretrainedConfig) -> PretrainedConfig:

@@ -230,6 +230,8 @@ class T5Names(EncoderDecoderNames):
         return CheckpointVariant(head.official, frozenset(traits))
 
     def head_by_tensors(self, official, names):
+        if (found := self.head_of_rows(names)) is not None:
+            return found
         alone = not any(name.startswith("decoder.") for name in names)
         return next(head for head in self.heads if head.ours == "BlockformerEncoderModel") if alone else self.heads[0]
 

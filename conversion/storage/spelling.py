@@ -103,16 +103,20 @@ class Alternative:
         name: what the record of a conversion calls it.
         spelling: how such names differ from the class's; the rules of storage may ask for the name instead.
         starts, ends: some name begins with one of these and ends in one of those; empty for any.
+        usual: what names begin with where they are the class's; fewer may. "" for what cannot be told.
     """
 
     name: str
     spelling: Spelling = Spellings()
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    usual: str = ""
 
     def is_shown(self, names: Iterable[str]) -> bool:
         """Whether tensors of these names, as the checkpoint has them, are written so."""
-        return any(name.startswith(self.starts or "") and name.endswith(self.ends or "") for name in names)
+        known = list(names)
+        count = sum(name.startswith(self.starts or "") and name.endswith(self.ends or "") for name in known)
+        return count > sum(name.startswith(self.usual) for name in known if self.usual)
 
 
 def names_in_class(names: Iterable[str], spellings: Spellings) -> dict[str, str]:

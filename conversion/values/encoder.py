@@ -57,6 +57,9 @@ class Pooler(Value):
         return {"pooler_act": self.act if there and not head.is_decoder else None}
 
     def write(self, config, head):
+        if config.pooler_act is None and not head.is_decoder and (head.own_pooler or head.pooler == "needed"):
+            wanted = f"{self.act!r} (this head has a pooler: load the repo with pooler_act={self.act!r} and train that)"
+            raise NotExpressible("pooler_act", wanted)
         return {}
 
 

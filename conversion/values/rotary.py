@@ -42,7 +42,16 @@ class Rope(Value):
 
 
 def _written_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the old name of the type, and without a part that is the whole."""
+    """Without the old name of the type, and without a part that is the whole.
+
+    Raises:
+        ConversionError: it has no base, without which the official class cannot be made.
+    """
+    if rope.get("rope_theta", 0) is None:
+        raise ConversionError(
+            "config.json: rope_theta is null (in rope_parameters, or under an older name such as local_rope_theta); "
+            "write the number that the model was trained with"
+        )
     idle = {"type": rope.get("type"), "partial_rotary_factor": 1.0}
     return {name: value for name, value in rope.items() if name not in idle or value != idle[name]}
 

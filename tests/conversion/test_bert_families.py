@@ -184,6 +184,14 @@ def test_names_without_the_prefix_that_the_class_has(tmp_path):
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
 
 
+@pytest.mark.parametrize("name", ["embeddings.position_ids", "pooler.dense.weight"])
+def test_one_tensor_without_a_prefix_is_named_and_not_all_others(tmp_path, name):
+    official_folder(tmp_path / "src", "bert", "BertForMaskedLM")
+    edit_tensors(tmp_path / "src", **{name: torch.zeros(1, 8)})
+    with pytest.raises(ConversionError, match=rf"no rule takes \(1\):\n  '{name}'\n"):
+        convert(tmp_path / "src", tmp_path / "dst")
+
+
 def test_old_names_of_norms(tmp_path):
     model = official_folder(tmp_path / "src", "bert", "BertForPreTraining")
     edit_tensors(tmp_path / "src", OLD_NAMES)
@@ -461,6 +469,35 @@ def test_a_checkpoint_of_ours_with_another_head_goes_out_under_that_head(tmp_pat
     ours, theirs = blockformer.BlockformerEncoderForSequenceClassification, transformers.BertForSequenceClassification
     tuned, official = under_another_head(tmp_path, ours, theirs)
     assert torch.equal(official.classifier.weight, tuned.score.weight)
+
+
+@pytest.mark.parametrize(("family", "act"), [("bert", "tanh"), ("distilbert", "relu"), ("roberta", "tanh")])
+def test_a_classifier_on_weights_without_a_pooler_needs_a_new_one_to_go_out(tmp_path, family, act):
+    official_folder(tmp_path / "src", family, "ForMaskedLM")
+    convert(tmp_path / "src", tmp_path / "repo", verify=False)
+    ours = blockformer.BlockformerEncoderForSequenceClassification
+    for settings, folder in (({}, "without"), ({"pooler_act": act}, "with")):
+        tuned = ours.from_pretrained(tmp_path / "repo", num_labels=4, **settings)
+        blockformer.export_model(tuned, tmp_path / folder)
+    with pytest.raises(ConversionError, match=rf"pooler_act must be '{act}' \(.*load the repo with pooler_act='{act}'"):
+        convert(tmp_path / "without", tmp_path / "out", to_official=True)
+    assert_verified(convert(tmp_path / "with", tmp_path / "out", to_official=True))
+    assert entries_of(tmp_path / "out")["architectures"][0].endswith("ForSequenceClassification")
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
+def test_a_head_for_answers_has_two_rows_whatever_labels_there_were(tmp_path, family):
+    """Of a classifier with three labels, say, which the config still names."""
+    official_folder(tmp_path / "src", family, "ForSequenceClassification")
+    convert(tmp_path / "src", tmp_path / "repo", verify=False)
+    tuned = blockformer.BlockformerEncoderForQuestionAnswering.from_pretrained(tmp_path / "repo")
+    assert tuned.config.num_labels == 3
+    blockformer.export_model(tuned, tmp_path / "tuned")
+    assert_verified(convert(tmp_path / "tuned", tmp_path / "out", to_official=True))
+    cls = getattr(transformers, entries_of(tmp_path / "out")["architectures"][0])
+    official, info = cls.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values())
+    assert official.config.num_labels == 2
 
 
 # Strictness.

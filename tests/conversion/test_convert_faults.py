@@ -156,6 +156,31 @@ def test_a_name_that_is_no_folder_gives_one_clear_sentence(tmp_path):
     for bad in ("../x", "a/b/c", "a b"):
         with pytest.raises(ConversionError, match=r"no such folder$"):
             locate(bad)
+    with pytest.raises(ConversionError, match="name of the source is empty"):
+        locate("")
+
+
+@pytest.mark.parametrize(
+    ("address", "meant"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "the repo on the Hub is 'Qwen/Qwen3-0.6B'$"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "'Qwen/Qwen3-0.6B'$"),
+        ("hf://Qwen/Qwen3-0.6B/", "'Qwen/Qwen3-0.6B'$"),
+        ("Qwen/Qwen3-0.6B@v1", r"'Qwen/Qwen3-0.6B', with revision 'v1' \(--revision\)$"),
+        ("Qwen/Qwen3-0.6B/blob/v1/config.json", r"'Qwen/Qwen3-0.6B', with revision 'v1' \(--revision\)$"),
+    ],
+)
+def test_the_address_of_a_repo_is_answered_with_its_id(address, meant):
+    with pytest.raises(ConversionError, match=f"no such folder; .*{meant}"):
+        locate(address)
+
+
+def test_a_folder_under_another_name_is_answered_with_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    for name in ("~/model", (tmp_path / "model").as_uri()):
+        with pytest.raises(ConversionError, match=f"no such folder; write {tmp_path}/model"):
+            locate(name)
 
 
 def test_why_nothing_could_be_fetched_is_said(monkeypatch):

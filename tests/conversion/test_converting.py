@@ -250,7 +250,7 @@ def test_the_way_back_gives_the_very_config_also_old_spellings_and_unknown_entri
         rope_parameters=...,
         rope_theta=10000.0,
         dtype=...,
-        torch_dtype="float32",
+        torch_dtype="float",  # another name of float32
         transformers_version="4.37.0",
         unheard_of={"a": 1},
     )

@@ -290,8 +290,121 @@ def test_damaged_settings_of_generation_do_not_go_back(tmp_path):
 
 
 LABELS = ("bert", "BertForSequenceClassification")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 99}', ""])
+def test_a_damaged_record_is_judged_alike(tmp_path, text):
+    """Only what reads no record takes the repo: loading it."""
+    official_folder(tmp_path / "src", "llama")
+    ours = tmp_path / "ours"
+    convert(tmp_path / "src", ours, verify=False)
+    (ours / "conversion.json").write_text(text)
+    said = set()
+    for door in (
+        lambda: export_folder(ours, tmp_path / "exported"),
+        lambda: convert(ours, tmp_path / "back", to_official=True),
+    ):
+        with pytest.raises(ConversionError, match=r"conversion\.json: .*delete (it|the file)") as refused:
+            door()
+        said.add(str(refused.value))
+    (problem,) = blockformer.verify(ours).problems["settings"]
+    assert len(said) == 1
+    assert said.pop().startswith(problem)
+    assert from_official(ours) is not None
+    (ours / "conversion.json").unlink()
+    convert(ours, tmp_path / "back", to_official=True, verify=False)
+
+
+REFUSED_SETTINGS = {"early_stopping": "x"}
+
+
+def test_settings_of_generation_that_transformers_refuses_are_refused_alike(tmp_path):
+    official_folder(tmp_path / "src", "llama")
+    ours, text = tmp_path / "ours", json.dumps(REFUSED_SETTINGS)
+    convert(tmp_path / "src", ours, verify=False)
+    for folder in (tmp_path / "src", ours):
+        (folder / "generation_config.json").write_text(text)
+    said = set()
+    for door in (
+        lambda: convert(tmp_path / "src", tmp_path / "dst", verify=False),
+        lambda: from_official(tmp_path / "src"),
+        lambda: from_official(ours),
+        lambda: export_folder(ours, tmp_path / "exported"),
+        lambda: convert(ours, tmp_path / "back", to_official=True, verify=False),
+    ):
+        with pytest.raises(
+            ConversionError, match=r"generation_config\.json: .*early_stopping.*Correct that entry"
+        ) as no:
+            door()
+        said.add(str(no.value))
+    assert said == set(blockformer.verify(ours).problems["settings"])
+    with pytest.raises(ValueError, match="early_stopping"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "src")
+
+
+def test_an_encoder_may_have_settings_of_generation_that_are_refused(tmp_path):
+    """transformers does not read them there."""
+    official_folder(tmp_path / "src", "bert", "BertForMaskedLM")
+    (tmp_path / "src/generation_config.json").write_text(json.dumps(REFUSED_SETTINGS))
+    assert convert(tmp_path / "src", tmp_path / "ours").parity.passed
+    assert blockformer.verify(tmp_path / "ours").is_ok
+    assert from_official(tmp_path / "src") is not None
+    convert(tmp_path / "ours", tmp_path / "back", to_official=True)
+    assert entries_of(tmp_path / "back", "generation_config.json") == REFUSED_SETTINGS
+
+
+@pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
+def test_a_model_is_saved_again_with_settings_of_generation_as_they_came(tmp_path, place):
+    """Of settings that it has loaded, transformers saves also those that mean nothing without sampling."""
+    settings = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 3}
+    official_folder(tmp_path / "src", "llama")
+    (tmp_path / "src/generation_config.json").unlink()
+    if place == "config.json":
+        edit_config(tmp_path / "src", **settings)
+    else:
+        (tmp_path / "src" / place).write_text(json.dumps(settings))
+    from_official(tmp_path / "src").save_pretrained(tmp_path / "saved")
+    assert settings.items() <= entries_of(tmp_path / "saved", "generation_config.json").items()
+
+
+@pytest.mark.parametrize(
+    ("family", "entries"),
+    [
+        ("llama", {"rope_parameters": ..., "rope_theta": None}),
+        ("modernbert", {"rope_parameters": ..., "local_rope_theta": None}),
+    ],
+)
+def test_a_rotation_without_a_base_is_refused_alike(tmp_path, family, entries):
+    """The official classes take the power of None."""
+    official_folder(tmp_path / "src", family, pad_token_id=0)
+    edit_config(tmp_path / "src", **entries)
+    for door in (lambda: convert(tmp_path / "src", tmp_path / "dst"), lambda: from_official(tmp_path / "src")):
+        with pytest.raises(ConversionError, match=r"rope_theta is null .*write the number"):
+            door()
+
+
 MISFITS = {
     "another class": (LLAMA, {"architectures": ["LlamaModel"]}, '"architectures": ["LlamaForCausalLM"]'),
+    "the stack of an encoder": (
+        LABELS,
+        {"architectures": ["BertModel"]},
+        '"architectures": ["BertForSequenceClassification"]',
+    ),
+    "the stack, and a head for answers": (
+        ("bert", "BertForQuestionAnswering"),
+        {"architectures": ["BertModel"]},
+        '"architectures": ["BertForQuestionAnswering"]',
+    ),
+    "the stack of a detector": (
+        ("electra", "ElectraForPreTraining"),
+        {"architectures": ["ElectraModel"]},
+        '"architectures": ["ElectraForPreTraining"]',
+    ),
+    "the stack, and an old name of the head": (
+        ("gpt_neox", "GPTNeoXForCausalLM"),
+        {"architectures": ["GPTNeoXModel"]},
+        '"architectures": ["GPTNeoXForCausalLM"]',
+    ),
     "fewer tokens": (LLAMA, {"vocab_size": 190}, '"vocab_size": 199'),
     "fewer layers": (LLAMA, {"num_hidden_layers": 1}, '"num_hidden_layers": 2'),
     "more labels": (LABELS, {"id2label": {str(each): str(each) for each in range(9)}}, '"num_labels": 3'),
@@ -316,6 +429,31 @@ def test_tensors_that_do_not_fit_are_refused_with_the_settings_that_do(tmp_path,
         assert str(refused.value).endswith(f"\nThe tensors fit if config.json has {remedy}.")
     edit_config(tmp_path / "src", **json.loads(f"{{{remedy}}}"))
     convert(tmp_path / "src", tmp_path / "dst", verify=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "cls"),
+    [
+        ("electra", "ElectraForPreTraining"),
+        ("bert", "BertForQuestionAnswering"),
+        ("roberta", "RobertaForSequenceClassification"),
+        ("gpt_neox", "GPTNeoXForCausalLM"),
+        ("bart", "BartForSequenceClassification"),
+    ],
+)
+def test_where_no_class_is_named_the_tensors_show_their_head(tmp_path, family, cls):
+    official_folder(tmp_path / "src", family, cls)
+    edit_tensors(
+        tmp_path / "src", lambda all_: {name.replace("lm_head.", "embed_out."): each for name, each in all_.items()}
+    )
+    edit_config(tmp_path / "src", architectures=...)
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    convert(tmp_path / "ours", tmp_path / "back", to_official=True, verify=False)
+    assert stored(tmp_path / "back") == stored(tmp_path / "src")
+    edit_config(tmp_path / "src", architectures=[cls])
+    convert(tmp_path / "src", tmp_path / "named", verify=False)
+    assert stored(tmp_path / "named") == stored(tmp_path / "ours")
+    assert entries_of(tmp_path / "named")["architectures"] == entries_of(tmp_path / "ours")["architectures"]
 
 
 def test_no_remedy_is_named_that_does_not_help(tmp_path):

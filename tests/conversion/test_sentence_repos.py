@@ -10,9 +10,9 @@ import transformers
 from sizes import OFFICIAL_ENCODER
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from blockformer.conversion import convert
+from blockformer.conversion import ConversionError, convert, from_official
 
-from .oracles import entries_of, stored
+from .oracles import edit_config, edit_tensors, entries_of, stored
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 parts_of = pytest.importorskip("sentence_transformers.models")
@@ -22,12 +22,12 @@ SIZES = {**OFFICIAL_ENCODER, "vocab_size": len(WORDS)}
 SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
 
 
-def save(folder, model):
-    """The model with a tokenizer of whole words."""
+def save(folder, model, **special):
+    """The model with a tokenizer of whole words; `special` are more special tokens."""
     words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     model.save_pretrained(folder)
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=64, **SPECIAL)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=64, **SPECIAL, **special)
     tokenizer.save_pretrained(folder)
 
 
@@ -142,3 +142,49 @@ def test_a_reranker_gives_the_same_scores(tmp_path, kind):
     convert(tmp_path / "saved", tmp_path / "again", verify=False)
     again = opened(tmp_path / "again", sentence_transformers.CrossEncoder)
     np.testing.assert_allclose(again.predict(pairs), expected, atol=1e-5)
+
+
+def test_colberts_own_class_is_refused_with_what_helps(tmp_path):
+    """colbertv2.0 and answerai-colbert-small-v1 hold their projection as `linear.weight`."""
+    save(tmp_path / "src", official("Bert"), mask_token="text")  # which queries are filled up with
+    projection = {"linear.weight": torch.randn(8, 32)}
+    edit_tensors(tmp_path / "src", lambda all_: {f"bert.{name}": each for name, each in all_.items()} | projection)
+    edit_config(tmp_path / "src", architectures=["HF_ColBERT"])
+    (tmp_path / "src/artifact.metadata").write_text('{"query_maxlen": 8, "doc_maxlen": 16}')
+    for door in (lambda: convert(tmp_path / "src", tmp_path / "dst"), lambda: from_official(tmp_path / "src")):
+        with pytest.raises(ConversionError, match=r"MultiVectorEncoder\(FOLDER\)\.save_pretrained\(NEW\); convert NEW"):
+            door()
+    cls = sentence_transformers.MultiVectorEncoder
+    theirs = opened(tmp_path / "src", cls)
+    theirs.save_pretrained(str(tmp_path / "new"))
+    convert(tmp_path / "new", tmp_path / "dst", verify=False)
+    ours = opened(tmp_path / "dst", cls)
+    assert type(ours[0].auto_model).__name__ == "BlockformerEncoderModel"
+    for encode in ("encode_query", "encode_document"):
+        for found, expected in zip(getattr(ours, encode)(TEXTS), getattr(theirs, encode)(TEXTS), strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+            assert found.shape[1] == 8
+
+
+def test_modules_around_a_whole_t5_are_left_out_with_what_helps(tmp_path):
+    """sentence-transformers loads T5EncoderModel for its config, and would run the decoder of ours, too."""
+    sizes = {"vocab_size": len(WORDS), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    torch.manual_seed(0)
+    whole = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=1)).eval()
+    save(tmp_path / "whole", whole)
+    body = parts_of.Transformer(str(tmp_path / "whole"), max_seq_length=32)
+    theirs = sentence_transformers.SentenceTransformer(modules=[body, parts_of.Pooling(32)], device="cpu")
+    theirs.save_pretrained(str(tmp_path / "new"))
+    save(tmp_path / "src", whole)
+    for name in ("modules.json", "1_Pooling/config.json"):
+        (tmp_path / "src" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "src" / name).write_bytes((tmp_path / "new" / name).read_bytes())
+    notes = " ".join(convert(tmp_path / "src", tmp_path / "left", verify=False).notes)
+    assert "only the encoder of a t5" in notes
+    assert not (tmp_path / "left/modules.json").exists()
+    convert(tmp_path / "left", tmp_path / "back", to_official=True, verify=False)
+    assert np.array_equal(opened(tmp_path / "back").encode(TEXTS), opened(tmp_path / "src").encode(TEXTS))
+    convert(tmp_path / "new", tmp_path / "dst", verify=False)
+    found, expected = opened(tmp_path / "dst"), opened(tmp_path / "src")
+    assert type(found[0].auto_model).__name__ == "BlockformerEncoderModel"
+    np.testing.assert_allclose(found.encode(TEXTS), expected.encode(TEXTS), atol=1e-5)

@@ -232,6 +232,10 @@ ONLY_DOCTOR = {
         lambda f: in_two(f, lambda places: {name: places[name] for name in [*places][1:]}),
         "the index and the files do not agree",
     ),
+    "index with a name too many": (
+        lambda f: in_two(f, lambda places: {**places, "ghost": next(iter(places.values()))}),
+        "the index and the files do not agree:.*'ghost' is in the index but in no shard",
+    ),
     "optimizer under the model's name": (
         pickled("pytorch_model.bin", lambda all_: {"state": {0: all_}, "param_groups": []}),
         "the file holds the state of an optimizer, and no model",

@@ -383,3 +383,16 @@ def test_safetensors_of_another_name_are_named(tmp_path, source):
     save_file({"x": torch.zeros(2)}, source / "model.fp16.safetensors")
     report = convert(source, tmp_path / "dst", verify=False)
     assert "model.fp16.safetensors" in report.left_out["other weights, which are not read"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="other systems refuse such names")
+@pytest.mark.parametrize("name", [b"a\nb.txt", b"a\x1b[31mb.txt", b"a\\b.txt", b"\xff.txt"])
+def test_a_file_whose_name_is_not_plain_is_named_and_left_out(tmp_path, name):
+    official_folder(tmp_path / "src", "bert", "BertModel")
+    Path(os.fsdecode(os.fsencode(tmp_path / "src") + b"/" + name)).write_text("a note")
+    shown = os.fsdecode(name).encode("utf-8", "backslashreplace").decode()
+    notes = convert(tmp_path / "src", tmp_path / "dst", verify=False).notes
+    assert [note for note in notes if "a name that not every system can have" in note and repr(shown) in note]
+    assert entries_of(tmp_path / "dst", "conversion.json")["files"]["left_out"][side_files.ODD_NAME] == [shown]
+    assert shown.isprintable() or shown not in (tmp_path / "dst/README.md").read_text()
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)

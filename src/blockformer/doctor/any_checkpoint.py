@@ -165,7 +165,7 @@ class AnyCheckpoint(Checkpoint):
         """Note where an index contradicts the files that are there."""
         read = {info.file.name for info in self.tensors.values()}
         here = {name: file for name, file in places.items() if file in read}
-        problems = [each for each in self._differences(here) if "in no shard" not in each]
+        problems = self._differences(here)
         if problems and not any(each.kind == "twice" for each in self.findings):
             said = f"the index and the files do not agree:{listed(problems, 3)}"
             fix = "remove the index if another save has left it; --mend writes a new one"

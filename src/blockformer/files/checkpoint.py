@@ -122,7 +122,10 @@ class Checkpoint:
         if weight_map is not None:
             problems += self._differences(weight_map)
         if problems:
-            raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
+            raise CheckpointError(
+                f"{self.folder}: the index and the shards do not agree:{listed(problems)}\n"
+                f"Download them again; or `blockformer doctor {self.folder} --mend NEW` writes an index for the shards."
+            )
         if packed := packed_by_mlx(self.tensors):
             raise CheckpointError(f"{self.folder}: {'; '.join(packed)}")
         of_ours = is_ours(self.config)

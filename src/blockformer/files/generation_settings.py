@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig
@@ -34,8 +36,51 @@ def settings_in(checkpoint: Checkpoint, config: PretrainedConfig) -> dict[str, A
         with quiet():
             text = GenerationConfig.from_model_config(followed).to_json_string(ignore_metadata=True)
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConversionError(f"config.json: GenerationConfig refuses its settings of generation: {reason}") from error
+        raise ConversionError(
+            f"config.json: GenerationConfig refuses its settings of generation: {_reason(error)}"
+        ) from error
     settings = json.loads(text)
     settings |= {name: getattr(config, name, None) for name in TOKENS if name in settings}
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def as_loaded(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> GenerationConfig:
+    """Settings of generation as `from_pretrained` has them.
+
+    transformers saves those again although some mean nothing without others, such as a temperature without sampling; of
+    settings that were made in another way it refuses that.
+
+    Args:
+        checkpoint: whose own file is loaded, if it has one.
+        settings: of `settings_in`.
+
+    Raises:
+        ConversionError: transformers refuses them.
+    """
+    if not checkpoint.is_file and os.path.lexists(checkpoint.folder / FILE):
+        return _loaded(checkpoint.folder)
+    with quiet():
+        return GenerationConfig.from_model_config(settings)
+
+
+def check_settings(folder: Path) -> None:
+    """Check that transformers takes the settings of generation in a folder, if it has a file of them.
+
+    Raises:
+        ConversionError: it does not, so the model could not be loaded.
+    """
+    if os.path.lexists(folder / FILE):
+        read_json(folder / FILE)
+        _loaded(folder)
+
+
+def _loaded(folder: Path) -> GenerationConfig:
+    try:
+        with quiet():
+            return GenerationConfig.from_pretrained(folder)
+    except Exception as error:
+        raise ConversionError(f"{FILE}: GenerationConfig refuses it: {_reason(error)} Correct that entry") from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -19,6 +19,9 @@ from .names import MODULES, ROUTER, SENTENCE_FILES, is_inner, module_folders, mo
 from .regular import open_regular
 from .safetensors_io import read_header
 
+ENCODER_ONLY = ("t5", "mt5", "umt5", "t5gemma")
+"""Types of encoder-decoders of which sentence-transformers loads the encoder, whatever else the file has."""
+
 
 @dataclass(frozen=True)
 class SentenceFiles:
@@ -56,7 +59,7 @@ def sentence_files(checkpoint: Checkpoint, names: Iterable[str]) -> SentenceFile
     modules, router = modules_of(read, checkpoint.inner)
     folders = () if modules is None else tuple(f"{each}/" for each in module_folders(names, modules, router))
     found = [name for name in names if name in SENTENCE_FILES or name.startswith(folders)]
-    problem = "" if modules is None else _problem(names, modules, router)
+    problem = "" if modules is None else _problem(names, modules, router) or _decoder_in(checkpoint)
     for name in found:
         if not os.path.isfile(checkpoint.path(name)):
             continue
@@ -91,6 +94,17 @@ def _problem(names: Iterable[str], modules: Any, router: Any) -> str:
         if is_empty and not kind.endswith(".Normalize"):  # which may have no settings
             return f"{MODULES}: {shown(kind)} in {shown(path)}, where there are no files"
     return ""
+
+
+def _decoder_in(checkpoint: Checkpoint) -> str:
+    """Why the modules are not of the model that the weights are: it has a decoder, which only ours would run."""
+    kind = checkpoint.config.get("model_type")
+    if kind not in ENCODER_ONLY or not any(".decoder." in f".{name}" for name in checkpoint.tensors):
+        return ""
+    return (
+        f"{MODULES}: sentence-transformers loads only the encoder of a {kind}, and these weights have a decoder, too; "
+        "to convert an embedder, convert the folder that SentenceTransformer(FOLDER).save_pretrained(NEW) writes"
+    )
 
 
 def _code_in(name: str, content: Any) -> str:

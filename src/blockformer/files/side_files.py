@@ -23,7 +23,7 @@ from .json_files import json_text, read_json
 from .model_place import AROUND
 from .module_pickles import as_safetensors, hold_the_same, is_of_module, safe_name
 from .names import HEADS, MODULE_PICKLE
-from .reasons import NOT_A_FILE, OF_THE_WAY_BACK, OLD_CARD, WRITTEN_ANEW, reason_for
+from .reasons import NOT_A_FILE, ODD_NAME, OF_THE_WAY_BACK, OLD_CARD, WRITTEN_ANEW, reason_for
 from .sentence_modules import SentenceFiles, sentence_files
 from .side_file_kinds import (
     MADE_BY_US,
@@ -33,6 +33,7 @@ from .side_file_kinds import (
     digest,
     files_read,
     is_note,
+    is_plain,
     is_regular,
     same_bytes,
     stays,
@@ -110,7 +111,7 @@ class SideFiles:
 
     def leave_out(self, name: str, reason: str) -> None:
         """Note that a file is not carried, and why."""
-        self.left_out.setdefault(reason, []).append(name)
+        self.left_out.setdefault(reason, []).append(name.encode("utf-8", "backslashreplace").decode())
 
     @property
     def record(self) -> dict[str, Any]:
@@ -186,6 +187,8 @@ def _carry(result: SideFiles, name: str, of_sentences: SentenceFiles) -> None:
     is_read, of_ours = name in of_sentences.names and is_of_module(name), is_ours(checkpoint.config)
     path = checkpoint.path(name)
     own_name = name if checkpoint.around is None else name.removeprefix(AROUND)
+    if not is_plain(name):
+        return
     if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
         return
     if name in of_sentences.places and not problem:
@@ -231,6 +234,8 @@ def name_the_rest(result: SideFiles, names: Iterable[str], done: Iterable[str] =
             continue
         if name.endswith("/") or not os.path.lexists(path):
             result.leave_out(name, reason_for(name))
+        elif not is_plain(name):
+            result.leave_out(name, ODD_NAME)
         elif not is_regular(path):
             result.leave_out(name, NOT_A_FILE)
         elif of_ours and copy.is_file() and same_bytes(checkpoint.member(name), copy):

@@ -25,6 +25,12 @@ from .names import (
 )
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+PAGE = re.compile(
+    r"(https?://(www\.)?(huggingface\.co|hf\.co)/|hf://)?(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)"
+    r"(/?|(@|/(tree|blob|resolve)/)(?P<revision>[\w.-]+)(/.*)?)"
+)
+"""The address of a repo on the Hub, as a browser or another tool shows it."""
+FILE_URL = "file://"
 LISTED = 10_000
 """Names of a source that are looked at; no model has so many files."""
 GGUF = ".gguf"
@@ -141,6 +147,8 @@ def folder_of(source: str | PathLike[str], revision: str | None = None) -> Path 
         ConversionError: it is neither, or a folder, with a revision.
     """
     text = os.fspath(source)
+    if not text:
+        raise ConversionError("the name of the source is empty; name a folder or a Hub id")
     folder = Path(text)
     if folder.is_dir():
         if revision is not None:
@@ -151,8 +159,23 @@ def folder_of(source: str | PathLike[str], revision: str | None = None) -> Path 
             raise ConversionError(f"{text}: a GGUF file; {_plain_from(os.fspath(folder.parent), folder.name)}")
         raise ConversionError(f"{text}: not a folder; name the folder that holds config.json and the weights")
     if not HUB_ID.fullmatch(text) or ".." in text:
-        raise ConversionError(f"{text}: no such folder")
+        raise ConversionError(f"{text}: no such folder{_meant(text)}")
     return None
+
+
+def _meant(text: str) -> str:
+    """What a source that is neither a folder nor a Hub id was meant to be, if it shows; else ""."""
+    if (home := os.path.expanduser(text)) != text and os.path.isdir(home):
+        return f"; write {home}, since ~ is not followed"
+    if text.startswith(FILE_URL) and os.path.isdir(inner := text.removeprefix(FILE_URL)):
+        return f"; write {inner}"
+    page = PAGE.fullmatch(text)
+    if page is None or not (text.startswith(("http", "hf:")) or page["revision"]):
+        return ""
+    revision = (
+        f", with revision {shown(page['revision'])} (--revision)" if page["revision"] not in (None, "main") else ""
+    )
+    return f"; the repo on the Hub is {shown(page['id'])}{revision}"
 
 
 def locate(

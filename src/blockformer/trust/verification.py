@@ -15,12 +15,14 @@ import torch
 
 from blockformer.conversion.model_tensors import unread_pooler
 from blockformer.conversion.options import check_reading
+from blockformer.conversion.origin import ORIGIN, read_origin
 from blockformer.conversion.plan import architecture_of, our_config
 
 from ..declared_fields import of_the_package
 from ..files.checkpoint import Checkpoint
 from ..files.containers import what_it_is
 from ..files.errors import CheckpointError, ConversionError, shown
+from ..files.generation_settings import check_settings
 from ..files.json_files import read_json_value
 from ..files.named_code import (
     LARGE_JSON,
@@ -338,6 +340,9 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
         cls: Any = MODELS[name]
         with Checkpoint(folder) as checkpoint:
             tensors = dict(checkpoint.tensors)
+            _check_record(checkpoint, found)
+            if cls.can_generate():
+                _check_generation(checkpoint, found)
         check_plain(config, tensors)
         if config.get("quantization_config"):
             found.weights_compared = False
@@ -370,6 +375,25 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
             found.add("weights", f"{key} is {list(info.shape)}, the config says {list(wanted.shape)}")
         elif info.dtype.is_floating_point != wanted.dtype.is_floating_point:
             found.add("weights", f"{key} is {info.dtype}, where the model has {wanted.dtype}")
+
+
+def _check_generation(checkpoint: Checkpoint, found: Verification) -> None:
+    """The settings of generation are such that the model loads."""
+    try:
+        check_settings(checkpoint.folder)
+    except CheckpointError:  # no JSON, which is said already
+        return
+    except ConversionError as error:
+        found.add("settings", str(error))
+
+
+def _check_record(checkpoint: Checkpoint, found: Verification) -> None:
+    """The record of an official checkpoint, if there is one, is as the way back needs it."""
+    try:
+        read_origin(checkpoint)
+    except ConversionError as error:
+        if not any(ORIGIN in problem for problem in found.problems.get("settings", ())):  # it is no JSON at all
+            found.add("settings", str(error))
 
 
 def _config(folder: Path, names: Collection[str]) -> tuple[Any, str | None]:
