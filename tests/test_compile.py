@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from encoder_decoders import t5_pair
 from pairs import assert_close, left_padded, model, pair, token_ids
 from transformers import StaticCache
-from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
+from transformers.integrations.executorch import Seq2SeqLMExportableModule, TorchExportableModuleForDecoderOnlyLM
 
 MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
 WINDOWS = {"full": {"num_hidden_layers": 1}, "mixed": MIXED}
@@ -132,3 +133,13 @@ def test_export_with_the_cache_inside():
         program = recipe.export(input_ids=ids[:, :1], cache_position=torch.tensor([0])).module()
         steps = [program(input_ids=ids[:, i : i + 1], cache_position=torch.tensor([i])) for i in range(12)]
         assert_close(torch.cat(steps, dim=1), theirs(ids).logits)
+
+
+@pytest.mark.slow
+def test_export_of_an_encoder_decoder_by_the_librarys_recipe(tmp_path):
+    """Two programs, of which the decoder's has its cache inside; the recipe asks the config for `d_model`."""
+    ours, theirs = t5_pair(tmp_path)
+    source = token_ids(1, 9)
+    recipe = Seq2SeqLMExportableModule(ours, max_hidden_seq_length=32, max_cache_length=16)
+    written = recipe.export().generate(source, 6)  # the start token counts
+    assert written == theirs.generate(source, max_new_tokens=5, do_sample=False)[0].tolist()
