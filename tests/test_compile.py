@@ -3,9 +3,11 @@
 import pytest
 import torch
 from encoder_decoders import t5_pair
-from pairs import assert_close, left_padded, model, pair, token_ids
-from transformers import StaticCache
+from pairs import assert_close, left_padded, model, official_copy, pair, token_ids
+from transformers import Qwen3ForSequenceClassification, StaticCache
 from transformers.integrations.executorch import Seq2SeqLMExportableModule, TorchExportableModuleForDecoderOnlyLM
+
+from blockformer import BlockformerDecoderForSequenceClassification
 
 MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
 WINDOWS = {"full": {"num_hidden_layers": 1}, "mixed": MIXED}
@@ -120,6 +122,21 @@ def test_export_with_a_batch_and_a_length_of_any_size(windows, strict):
             ids, mask = left_padded(rows, tokens, seed=4)
             logits = program.module()(input_ids=ids, attention_mask=mask, use_cache=False).logits
             assert_close(logits[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
+
+
+@pytest.mark.slow
+def test_export_of_a_classifier_with_a_batch_of_any_size():
+    ours = model(cls=BlockformerDecoderForSequenceClassification, num_hidden_layers=1, num_labels=2, use_cache=False)
+    theirs = official_copy("qwen3", ours, Qwen3ForSequenceClassification)
+    ids, mask = left_padded(2, 12)
+    sizes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=128)}
+    with torch.no_grad():
+        batch, shapes = {"input_ids": ids, "attention_mask": mask}, {"input_ids": sizes, "attention_mask": sizes}
+        program = torch.export.export(ours, (), batch, dynamic_shapes=shapes, strict=False).module()
+        for rows, tokens in ((3, 17), (1, 5)):
+            ids = token_ids(rows, tokens, seed=4)
+            logits = program(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            assert_close(logits, theirs(ids).logits)
 
 
 @pytest.mark.slow
