@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from pairs import assert_close, left_padded, model, pair, token_ids
-from transformers import StaticCache
-from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
+from encoder_decoders import t5_pair
+from pairs import assert_close, left_padded, model, official_copy, pair, token_ids
+from transformers import Qwen3ForSequenceClassification, StaticCache
+from transformers.integrations.executorch import Seq2SeqLMExportableModule, TorchExportableModuleForDecoderOnlyLM
+
+from blockformer import BlockformerDecoderForSequenceClassification
 
 MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
 WINDOWS = {"full": {"num_hidden_layers": 1}, "mixed": MIXED}
@@ -122,6 +125,21 @@ def test_export_with_a_batch_and_a_length_of_any_size(windows, strict):
 
 
 @pytest.mark.slow
+def test_export_of_a_classifier_with_a_batch_of_any_size():
+    ours = model(cls=BlockformerDecoderForSequenceClassification, num_hidden_layers=1, num_labels=2, use_cache=False)
+    theirs = official_copy("qwen3", ours, Qwen3ForSequenceClassification)
+    ids, mask = left_padded(2, 12)
+    sizes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=128)}
+    with torch.no_grad():
+        batch, shapes = {"input_ids": ids, "attention_mask": mask}, {"input_ids": sizes, "attention_mask": sizes}
+        program = torch.export.export(ours, (), batch, dynamic_shapes=shapes, strict=False).module()
+        for rows, tokens in ((3, 17), (1, 5)):
+            ids = token_ids(rows, tokens, seed=4)
+            logits = program(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            assert_close(logits, theirs(ids).logits)
+
+
+@pytest.mark.slow
 def test_export_with_the_cache_inside():
     """The library's own recipe for devices: one token in, its logits out, the keys and values in buffers."""
     ours, theirs = pair(**MILD, **MIXED)
@@ -132,3 +150,13 @@ def test_export_with_the_cache_inside():
         program = recipe.export(input_ids=ids[:, :1], cache_position=torch.tensor([0])).module()
         steps = [program(input_ids=ids[:, i : i + 1], cache_position=torch.tensor([i])) for i in range(12)]
         assert_close(torch.cat(steps, dim=1), theirs(ids).logits)
+
+
+@pytest.mark.slow
+def test_export_of_an_encoder_decoder_by_the_librarys_recipe(tmp_path):
+    """Two programs, of which the decoder's has its cache inside; the recipe asks the config for `d_model`."""
+    ours, theirs = t5_pair(tmp_path)
+    source = token_ids(1, 9)
+    recipe = Seq2SeqLMExportableModule(ours, max_hidden_seq_length=32, max_cache_length=16)
+    written = recipe.export().generate(source, 6)  # the start token counts
+    assert written == theirs.generate(source, max_new_tokens=5, do_sample=False)[0].tolist()

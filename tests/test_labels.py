@@ -255,3 +255,22 @@ def test_gradients_of_labels_on_padding(pairs_of):
         found = gradients_of(model, model(**batch).loss)
         gradients.append(sorted((tuple(each.shape), each.norm().item()) for each in found.values()))
     assert_gradients_close(*({place: torch.tensor(norm) for place, (_, norm) in enumerate(each)} for each in gradients))
+
+
+@pytest.mark.parametrize("items", [{}, {"num_items_in_batch": 50}])
+def test_a_loss_that_the_user_sets_takes_the_place_of_the_models(items, pairs_of):
+    """As in the official class, it gets the labels as they are passed, which may be anything."""
+
+    def distance(logits, labels, vocab_size, **items):
+        assert vocab_size == VOCAB
+        return (logits[:, :-1] - labels[:, 1:]).square().sum() / items.get("num_items_in_batch", 7)
+
+    batch, losses, gradients = batch_for("Qwen3ForCausalLM"), [], []
+    labels = torch.randn(*batch["input_ids"].shape, VOCAB, generator=torch.Generator().manual_seed(0))
+    for model in pairs_of("Qwen3ForCausalLM"):
+        assert "loss" not in model(batch["input_ids"], **items)
+        model.loss_function = distance
+        losses.append(model(**batch | {"labels": labels}, **items).loss)
+        gradients.append(gradients_of(model, losses[-1]))
+    assert_close(*losses)
+    assert_gradients_close(*gradients)

@@ -60,7 +60,7 @@ LONGER_LOGITS = "PEFT: the prompts make the logits longer, the labels stay as th
 OTHER_HEADS = "PEFT: takes the size of a head for hidden_size / heads, which T5's need not be"
 FUSED = "transformers: its GPT-2 has queries, keys and values in one tensor, and this method is not linear"
 WRONG_BATCH = "ValueError: Expected input batch_size (56) to match target batch_size (40)."
-WRONG_LABELS = "ValueError: labels must be 56 of int64, not 40 of torch.int64."
+WRONG_LABELS = "ValueError: pass 56 int64 labels, one per prediction, not 40 of torch.int64."
 HEADS = ("llama-classifier", "bert", "bert-classifier", "bert-tokens", "t5", "bart")
 
 TOOLS = (

@@ -75,6 +75,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         "AutoModelForQuestionAnswering": f"{_MODELS}ForQuestionAnswering",
     }
     base_model_pp_plan: ClassVar[dict] = {}
+    attribute_map: ClassVar[dict] = {"d_model": "hidden_size"}  # the name that tools know from T5 and BART
 
     def fill_defaults(self):
         """Both sides are equally deep and wide by default."""

@@ -250,7 +250,7 @@ def load_balancing_loss(router_logits, experts_per_token: int, attention_mask=No
     chosen = torch.zeros_like(scores).scatter(-1, scores.topk(experts_per_token).indices, 1.0)
     counts = torch.ones_like(scores[:, 0])
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
-        length = len(router_logits[0]) // len(attention_mask)
+        length = router_logits[0].shape[0] // attention_mask.shape[0]
         counts = attention_mask[:, -length:].to(scores).flatten().repeat(len(router_logits))
     return scores.shape[-1] * ((counts @ chosen) * (counts @ scores)).sum() / counts.sum() ** 2
 

@@ -114,10 +114,9 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
                 `aux_loss`, the load-balancing loss, of which `router_aux_loss_coef` times goes into `loss`.
             shift_labels: int [B, T], labels that are already shifted, instead of `labels`.
 
-        In training, the loss has `nextn_loss_weight` times the mean loss of the layers that predict further tokens.
-
         Returns:
-            `logits` [B, T, V] and, with labels, `loss`; with experts in the library's class for them.
+            `logits` [B, T, V] and, with labels, `loss`, in training with `nextn_loss_weight` times the mean loss of the
+            layers that predict further tokens; with experts in the library's class for them.
         """
         # Not in the signature: `Trainer` takes every argument with "label" in its name for a column of the data.
         shift_labels, label_smoothing = kwargs.pop("shift_labels", None), kwargs.pop("label_smoothing", 0.0)
@@ -128,8 +127,12 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         inputs |= {"reads_padding": are_on_padding(targets, attention_mask), "return_dict": True}
         outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        given = (targets, num_items_in_batch, return_logits, label_smoothing)
+        is_own = labels is not None and hasattr(self, "_loss_function")  # the user's, set as `loss_function`
+        given = (None if is_own else targets, num_items_in_batch, return_logits, label_smoothing)
         logits, loss = self.logits_and_loss(outputs.last_hidden_state[:, keep], *given)
+        if is_own:
+            items = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **items)
         if self.mtp is not None and self.training and loss is not None:
             counted = (targets, num_items_in_batch, label_smoothing)
             further = multi_token_loss(self, outputs.last_hidden_state, inputs, *counted, kwargs)
@@ -185,8 +188,7 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
         past = int(cached_length(past_key_values))
         has_tokens = (attention_mask[:, past:] != 0).any(-1)
         if not past and not has_tokens.all():
-            row = int(has_tokens.logical_not().nonzero()[0])
-            raise ValueError(f"prompt {row} is empty: all of its attention_mask is 0; leave the row out.")
+            raise ValueError(f"prompt {has_tokens.int().argmin()} is empty: its attention_mask is all 0; leave it out.")
         # A row of a cache that only padding is added to has ended, and others go on.
         if not attention_mask[has_tokens, -1].all():
             raise ValueError("the prompts are padded on the right: set tokenizer.padding_side = 'left'.")

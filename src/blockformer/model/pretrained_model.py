@@ -151,11 +151,9 @@ def _new_parts(model, missing) -> set:
     new = set()
     if type(model).__name__ not in (model.config.architectures or ()):
         new |= {name for name in missing if not name.startswith(body) or name.startswith(f"{body}pooler.")}
-    if model.config.add_cross_attention:
-        cross = {name for name in model.state_dict() if ".cross_attn" in name}
-        new |= cross if cross <= set(missing) else set()
-    further = {name for name in model.state_dict() if name.startswith("mtp.")}
-    new |= further if further <= set(missing) else set()
+    for mark in [".cross_attn"] * model.config.add_cross_attention + ["mtp."]:
+        part = {name for name in model.state_dict() if mark in name}
+        new |= part if part <= set(missing) else set()
     return new
 
 

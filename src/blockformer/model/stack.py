@@ -289,4 +289,4 @@ def last_of(chosen):
 
 def states_at(states, places):
     """One state of each row: [B, T, C] and int [B] -> [B, C]."""
-    return states[torch.arange(len(places), device=states.device), places.to(states.device)]
+    return states[torch.arange(places.shape[0], device=states.device), places.to(states.device)]

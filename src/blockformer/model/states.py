@@ -87,7 +87,7 @@ class StateLayer(nn.Module):
         """What these layers get as `attention_mask`, of a `layer.StackInputs`: see `forward`."""
         mask, positions, places = inputs.attention_mask, inputs.given_positions, inputs.places
         if not isinstance(mask, torch.Tensor):
-            return None if positions is None or len(places) == 1 else starts_of(positions).cumsum(-1)
+            return None if positions is None or places.shape[0] == 1 else starts_of(positions).cumsum(-1)
         if mask.dim() != 2:
             fix = "pass one of [batch, length] with 0 for padding; a state cannot skip anything else"
             raise ValueError(f"attention_mask is {[*mask.shape]}, but some layers keep a state: {fix}.")
@@ -122,7 +122,7 @@ class StateLayer(nn.Module):
         elif attention_mask is not None:  # padding changes no state
             is_token = attention_mask[..., None].to(hidden_states.dtype)
             hidden_states = hidden_states * is_token
-        held = _layer_of(past_key_values, self.layer_idx, len(hidden_states))
+        held = _layer_of(past_key_values, self.layer_idx, hidden_states.shape[0])
         return self.mix(hidden_states, is_token, sequences, held), None
 
     def mix(self, hidden_states, is_token, sequences, held):
@@ -206,9 +206,9 @@ def _layer_of(past_key_values, layer_idx: int, rows: int):
         fix = "generate without an assistant, prompt_lookup_num_tokens and the like"
         raise ValueError(f"past_key_values would be cropped, but a state cannot go back: {fix}.")
     past, _ = states_of(held)
-    if past is not None and len(past) != rows:
+    if past is not None and past.shape[0] != rows:
         raise ValueError(
-            f"past_key_values holds {len(past)} rows, the input has {rows}: use a cache of the same batch."
+            f"past_key_values holds {past.shape[0]} rows, the input has {rows}: use a cache of the same batch."
         )
     return held
 
