@@ -123,18 +123,17 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         self.encoder = (CenteredStack if config.centered_window else Stack)(config, is_causal=False)
         decoder = MergedStack if config.merged_attention else Stack
         self.decoder = decoder(config, is_causal=True, has_cross_attention=True)
-        for stack in (self.encoder, self.decoder) if config.unscaled_token_id is not None else ():
-            stack.embed_tokens = PartlyScaledEmbedding.of(stack.embed_tokens, config)
+        if config.unscaled_token_id is not None:
+            self._tied_weights_keys = self._tied_weights_keys | PartlyScaledEmbedding.tied
+            for stack in (self.encoder, self.decoder):
+                stack.embed_tokens = PartlyScaledEmbedding.of(stack.embed_tokens, config)
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict:
         """The decoder's embeddings are the encoder's where `share_embeddings` says so."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
-        if not self.config.share_embeddings:
-            return {}
-        names = ("weight",) if self.config.unscaled_token_id is None else ("weight", "unscaled")
-        return {f"decoder.embed_tokens.{name}": f"encoder.embed_tokens.{name}" for name in names}
+        return dict(self._tied_weights_keys) if self.config.share_embeddings else {}
 
     def get_input_embeddings(self):
         """The encoder's embeddings, which the decoder shares if `share_embeddings` is set."""

@@ -10,6 +10,8 @@ from .scaled_embedding import ScaledEmbedding
 class PartlyScaledEmbedding(ScaledEmbedding):
     """A `ScaledEmbedding` in which one token has the vector `unscaled` [C] in place of its row, as it is."""
 
+    tied = {"decoder.embed_tokens.unscaled": "encoder.embed_tokens.unscaled"}  # where the two stacks share embeddings
+
     def __init__(self, vocab_size, width, padding_idx, config):
         super().__init__(vocab_size, width, padding_idx, config)
         self.unscaled_token_id = config.unscaled_token_id
