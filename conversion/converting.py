@@ -118,8 +118,8 @@ def convert(
             plan = plan_out(checkpoint, family, cast)
             if text is None and not plan.family.names.has_own_layout:
                 raise ConversionError(
-                    f"{src}: no official class has the text of a '{plan.family.name}' without its vision tower; name the "
-                    "repo that it came from as into (--into)"
+                    f"{src}: no official class has the text of a '{plan.family.name}' without its vision tower; name "
+                    "the repo that it came from as into (--into)"
                 )
             plan = plan if text is None else plan_into(plan, checkpoint, text)
         else:

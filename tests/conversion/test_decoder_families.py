@@ -636,7 +636,6 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
 @pytest.mark.parametrize(
     ("family", "entries", "message"),
     [
-        ("t5gemma2", {}, "'t5gemma2' is not supported: each layer of its decoder reads the tokens before and the"),
         ("blenderbot-small", {}, "is not supported: its decoder normalizes token vectors before it adds positions"),
         ("dbrx", {}, "is not supported: all experts of a layer lie in one matrix"),
         ("ibert", {}, "is not supported: its layers hold integers and their scales"),

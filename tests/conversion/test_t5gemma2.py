@@ -191,5 +191,5 @@ def test_a_text_of_another_repo_is_refused(tmp_path):
     convert(tmp_path / "src", tmp_path / "dst", verify=False)
     shutil.copytree(tmp_path / "src", tmp_path / "other")
     edit_config(tmp_path / "other", note="another")
-    with pytest.raises(ConversionError, match="config.json differs"):
+    with pytest.raises(ConversionError, match=r"config\.json differs"):
         convert(tmp_path / "dst", tmp_path / "out", to_official=True, into=tmp_path / "other")

@@ -41,7 +41,7 @@ def model_of(**changes):
     torch.manual_seed(0)
     model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     return model

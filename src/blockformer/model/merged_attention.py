@@ -99,15 +99,17 @@ class MergedStack(Stack):
 def merged_mask(own, source, lengths, device):
     """The masks [1 or B, 1, T, P] and [1 or B, 1, T, S] side by side, or None where all is seen.
 
-    None is a mask that hides nothing, except later tokens: without it, several queries are the first tokens, and further
-    keys are the empty room of a static cache. `lengths` are T, P and S.
+    None is a mask that hides nothing, except later tokens: without it several queries are the first tokens, and
+    further keys are the empty room of a static cache. `lengths` are T, P and S.
     """
     queries, keys, others = lengths
     if own is None and source is None and queries == 1:
         return None
     like = next((mask for mask in (own, source) if mask is not None), None)
     if own is None:
-        own = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - 1 if queries == 1 else 0)[None, None]
+        own = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - 1 if queries == 1 else 0)[
+            None, None
+        ]
         own = own if like is None or like.dtype == torch.bool else _additive(own, like.dtype)
     if source is None:
         shape = (1, 1, queries, others)
