@@ -51,7 +51,7 @@ class TextCheckpoint(Checkpoint):
         self.whole, self.text = whole, text
         self.config = text.entries
         outside = (each.partition("*")[0] for each in getattr(text.family.names, "outside", ()))
-        self.names = _names(whole, text.family.heads[0].root, tuple(outside))
+        self.names = _names(whole, text.family.heads[0].root, tuple(outside), text.towers)
         self.tensors = {name: replace(whole.tensors[own], name=name) for name, own in self.names.items()}
         self.turned = {
             name
@@ -107,13 +107,14 @@ class TextCheckpoint(Checkpoint):
         return {"model_type": self.text.model_type, "config": config, "left": found.hexdigest()}
 
 
-def _names(whole: Checkpoint, root: str, outside: tuple[str, ...]) -> dict[str, str]:
+def _names(whole: Checkpoint, root: str, outside: tuple[str, ...], towers: tuple[str, ...]) -> dict[str, str]:
     """Name in the class of the text -> name in the composite.
 
     Args:
         whole: the composite.
         root: what the names of a stack begin with in the class of the text.
         outside: beginnings of names that both have.
+        towers: beginnings of names that are not the text's.
     """
     for stack, head in PREFIXES:
         if not any(name.startswith(stack) for name in whole.tensors):
@@ -122,7 +123,7 @@ def _names(whole: Checkpoint, root: str, outside: tuple[str, ...]) -> dict[str, 
         found = {}
         for name in whole.tensors:
             start = next((each for each in starts if name.startswith(each)), None)
-            if start is not None:
+            if start is not None and not name.startswith(towers):
                 found[starts[start] + name.removeprefix(start)] = name
         return found
     known = ", ".join(f"{stack}layers" for stack, _ in PREFIXES)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import is_ours, read_config
-from blockformer.files.errors import listed, shown
+from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.finite import nonfinite
 from blockformer.files.generation_settings import as_loaded, check_settings, settings_in
 from blockformer.files.model_place import put_into_its_folder
@@ -116,6 +116,11 @@ def convert(
         checkpoint, place, report = around.checkpoint, around.place, around.report
         if to_official:
             plan = plan_out(checkpoint, family, cast)
+            if text is None and not plan.family.names.has_own_layout:
+                raise ConversionError(
+                    f"{src}: no official class has the text of a '{plan.family.name}' without its vision tower; name "
+                    "the repo that it came from as into (--into)"
+                )
             plan = plan if text is None else plan_into(plan, checkpoint, text)
         else:
             plan = plan_or_refer(checkpoint, family, cast, dequantize is not None)

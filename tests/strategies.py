@@ -137,6 +137,8 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
         if fields["norm_placement"] != "post":
             fields["decoder_norm_placement"] = draw(st.sampled_from([None, "pre", "output", "input"]))
         fields["share_embeddings"] = draw(st.booleans())
+        fields["merged_attention"] = position_type in ("rotary", "none") and draw(st.booleans())
+        fields["centered_window"] = "sliding_window" in fields and draw(st.booleans())
         if not fields["share_embeddings"]:
             fields["decoder_vocab_size"] = draw(st.sampled_from([None, 53]))
     return Mix(topology, fields, draw(st.integers(0, 9999)))

@@ -31,6 +31,8 @@ class Composite:
         families: `model_type` of the text's settings -> the family that has the same text model.
         ending: that of the model.
         always: settings of that family that the text has without saying so.
+        text: the setting that describes the text; "" if all do, and the text is the whole without its towers.
+        towers: what the names of the other tensors begin with, where the text's begin so, too.
         last_axes: ending of a tensor's name -> the setting that its last axis is as long as. Files may have it last but
             one instead, which the official class then exchanges with the last.
     """
@@ -40,6 +42,12 @@ class Composite:
     ending: str = "ForConditionalGeneration"
     always: Mapping[str, Any] = field(default_factory=dict)
     last_axes: Mapping[str, str] = field(default_factory=dict)
+    text: str = "text_config"
+    towers: tuple[str, ...] = ()
+
+    def text_in(self, whole: PretrainedConfig) -> PretrainedConfig:
+        """What describes the text in the configuration of the whole."""
+        return getattr(whole, self.text) if self.text else whole
 
     @property
     def model_class_name(self) -> str:
@@ -63,6 +71,12 @@ COMPOSITES = {
         {"qwen3_vl_moe_text": "qwen3_moe"},
         always={"norm_topk_prob": True},
         last_axes={".experts.gate_up_proj": "hidden_size", ".experts.down_proj": "moe_intermediate_size"},
+    ),
+    "t5gemma2": Composite(
+        "T5Gemma2",
+        {"t5gemma2": "t5gemma2"},
+        text="",
+        towers=("model.encoder.vision_tower.", "model.encoder.multi_modal_projector."),
     ),
     "qwen3_5": Composite("Qwen3_5", {"qwen3_5_text": "qwen3_5_text"}),
     "qwen3_5_moe": Composite("Qwen3_5Moe", {"qwen3_5_moe_text": "qwen3_5_moe_text"}),
@@ -91,6 +105,11 @@ class Text:
         """Ending of a tensor's name -> the length of its last axis: see `Composite`."""
         named = COMPOSITES[self.model_type].last_axes
         return {ending: getattr(self.whole.text_config, setting) for ending, setting in named.items()}
+
+    @property
+    def towers(self) -> tuple[str, ...]:
+        """What the names of the other tensors begin with: see `Composite`."""
+        return COMPOSITES[self.model_type].towers
 
     @property
     def whole_class(self) -> type[transformers.PreTrainedModel]:
@@ -125,14 +144,14 @@ def text_of(entries: Mapping[str, Any]) -> Text | None:
             "plain weights, or make them with dequantize() of transformers"
         )
     whole = _whole(record, entries)
-    text = whole.text_config
+    text = record.text_in(whole)
     if text.model_type not in record.families:
         raise ConversionError(
             f"config.json: text_config is of {shown(text.model_type)}; in a checkpoint of {model_type!r} the text "
             f"can be of {', '.join(record.families)}"
         )
     family = family_by_name(record.families[text.model_type])
-    return Text(model_type, whole, family, _entries(entries, whole, family, record.always))
+    return Text(model_type, whole, family, _entries(entries, whole, family, record))
 
 
 def _whole(record: Composite, entries: Mapping[str, Any]) -> PretrainedConfig:
@@ -148,19 +167,18 @@ def _whole(record: Composite, entries: Mapping[str, Any]) -> PretrainedConfig:
         raise ConversionError(f"config.json: {record.name}Config refuses it: {reason}") from error
 
 
-def _entries(
-    entries: Mapping[str, Any], whole: PretrainedConfig, family: Family, always: Mapping[str, Any]
-) -> dict[str, Any]:
+def _entries(entries: Mapping[str, Any], whole: PretrainedConfig, family: Family, record: Composite) -> dict[str, Any]:
     """The text's settings as its family writes them, with what only the composite says: ties, dtype and tokens."""
-    text = whole.text_config.to_dict()
+    inner = record.text_in(whole)
+    text = inner.to_dict()
     names = (*family.settings.defaults.to_dict(), "head_dim")  # which some official classes read without a default
     known = {name: text[name] for name in names if name in text and name not in ABOUT_THE_FILE}
-    known |= {**always, "architectures": [family.heads[0].official]}
+    known |= {**record.always, "architectures": [family.heads[0].official]}
     known |= {"tie_word_embeddings": whole.tie_word_embeddings} if hasattr(whole, "tie_word_embeddings") else {}
-    known |= {"model_type": family.model_type, "dtype": whole.dtype or whole.text_config.dtype}
+    known |= {"model_type": family.model_type, "dtype": whole.dtype or inner.dtype}
     known |= {name: entries[name] for name in TOKENS if entries.get(name) is not None}
     rope = known.get("rope_parameters")
-    if isinstance(rope, dict) and family.model_type != whole.text_config.model_type:
+    if isinstance(rope, dict) and family.model_type != inner.model_type:
         known["rope_parameters"] = {name: value for name, value in rope.items() if name not in AXES}
     official = family.settings.official_config(known).to_diff_dict()
     kept = {name: value for name, value in official.items() if name not in ABOUT_THE_FILE}

@@ -41,7 +41,7 @@ NAMES: tuple[str, ...] = (
     "mpnet",
     "esm",
     *("umt5", "t5", "mt5"),
-    "t5gemma",
+    *("t5gemma", "t5gemma2"),
     *("marian", "mbart", "bart", "mvp"),
     *("plbart", "blenderbot", "pegasus", "m2m_100", "fsmt"),
     *ONE_STACK,
@@ -55,8 +55,6 @@ MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 FORMER_TYPES = {"new": "gte"}
 """`model_type` of checkpoints that came with code of their own -> the family that reads them."""
 OUT_OF_REACH = {
-    "t5gemma2": "each layer of its decoder reads the tokens before and the encoder's states in one attention; here "
-    "each has an attention of its own",
     "blenderbot-small": "its decoder normalizes token vectors before it adds positions, its encoder after",
     "dbrx": "all experts of a layer lie in one matrix, which no rule takes apart",
     "ibert": "its layers hold integers and their scales next to the weights",
@@ -152,7 +150,7 @@ FILES = {
 }
 """Family or preset -> its file, where that has another name."""
 
-WITHOUT_PRESET = (*MODEL_TYPES, "embedding_gemma2_text")
+WITHOUT_PRESET = (*MODEL_TYPES, "embedding_gemma2_text", "t5gemma2")
 """Families whose models are not made anew: they are trained from another one."""
 PRESETS = (*(name for name in NAMES if name not in WITHOUT_PRESET), *MORE_PRESETS, *ARTICLES)
 """All presets."""

@@ -35,12 +35,14 @@ class Names(ABC, Generic[HeadKind]):
     Attributes:
         spellings: how names in all its checkpoints differ from the names in the official class.
         former_classes: earlier names of official classes -> today's.
+        has_own_layout: whether an official class has these models by themselves, not only as the text of a composite.
         refused: official classes of this `model_type` that no class of ours can be, with the reason.
         family, heads, settings: the family's name, heads and settings, which it enters.
     """
 
     spellings: Sequence[Spelling] = ()
     former_classes: Mapping[str, str] = field(default_factory=dict)
+    has_own_layout: bool = True
     refused: Mapping[str, str] = field(default_factory=dict)
     family: str = ""
     heads: Sequence[HeadKind] = ()

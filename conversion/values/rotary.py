@@ -31,10 +31,14 @@ class Rope(Value):
             raise ConversionError(
                 f"config.json: rope_parameters differ by layer type ({names}), which is not supported"
             )
+        self.check_part(rope)
+        return {"rope_parameters": _written_rope(rope)}
+
+    def check_part(self, rope: Mapping[str, Any], of: str = "") -> None:
+        """Refuse rotary parameters by which a part of each head turns, where the official class turns all of it."""
         part = rope.get("partial_rotary_factor", 1.0)
         if part != 1 and not self.by_part:
-            raise ConversionError(f"config.json: partial_rotary_factor is {part}, which this family does not have")
-        return {"rope_parameters": _written_rope(rope)}
+            raise ConversionError(f"config.json: partial_rotary_factor{of} is {part}, which this family does not have")
 
     def write(self, config, head):
         whole = {"partial_rotary_factor": 1.0} if self.by_part else {}
@@ -63,6 +67,9 @@ class RopeByLayerType(Rope):
         rope, types = official.config.rope_parameters, set(official.config.layer_types)
         if "rope_type" in rope:
             return super().read(official)
+        for name in sorted(types):
+            if rope[name].get("rope_type") != "proportional":
+                self.check_part(rope[name], f" of {name}")
         return {"rope_parameters": {name: _written_rope(rope[name]) for name in sorted(types)}}
 
     def write(self, config, head):

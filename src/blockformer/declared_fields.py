@@ -21,6 +21,7 @@ from .model.varied_attention import VARIED
 _OFF_BY_NONE = (
     *(*BLOCKS, *OF_LAYERS, *VARIED),
     *("num_hidden_groups", "token_embedding_size", "final_projection_size", "query_growth", "frequency_dtype"),
+    *("merged_attention", "centered_window", "unscaled_token_id"),
 )
 NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     *(((name,), name, ()) for name in _OFF_BY_NONE),
@@ -31,7 +32,7 @@ NEEDS: tuple[tuple[Iterable[str], str, Collection[str]], ...] = (
     (("kv_lora_rank", *OF_LATENTS), "kv_lora_rank", ()),
     (axes(LinearFields), "linear_bits", ()),
     (axes(MultiTokenFields), "num_nextn_predict_layers", ()),
-    (("sliding_window", "decoder_layer_types"), "sliding_window", ()),
+    (("sliding_window", "decoder_layer_types", "centered_window"), "sliding_window", ()),
     (axes(RelativeBiasFields), "position_type", (*RELATIVE_BIAS, "disentangled")),
     (("relative_bias_per_layer",), "position_type", RELATIVE_BIAS),
     (("rope_parameters", "rope_layers"), "position_type", ("rotary",)),

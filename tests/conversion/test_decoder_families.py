@@ -633,10 +633,18 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
     assert not (tmp_path / "dst").exists()
 
 
+TURNED_IN_PART = {
+    kind: {
+        each: {"rope_type": "default", "rope_theta": 1e4} | ({"partial_rotary_factor": 0.5} if each == kind else {})
+        for each in (FULL, SLIDING)
+    }
+    for kind in (FULL, SLIDING)
+}
+
+
 @pytest.mark.parametrize(
     ("family", "entries", "message"),
     [
-        ("t5gemma2", {}, "'t5gemma2' is not supported: each layer of its decoder reads the tokens before and the"),
         ("blenderbot-small", {}, "is not supported: its decoder normalizes token vectors before it adds positions"),
         ("dbrx", {}, "is not supported: all experts of a layer lie in one matrix"),
         ("ibert", {}, "is not supported: its layers hold integers and their scales"),
@@ -658,13 +666,19 @@ def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, val
         ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network or exp"),
         ("bamba", {"attn_layer_indices": [1], "time_step_limit": [0.0, 2.0]}, "steps have no upper bound here"),
+        *(
+            (family, {"rope_parameters": by_type}, f"partial_rotary_factor of {kind} is 0.5, which this family does not")
+            for kind, by_type in TURNED_IN_PART.items()
+            for family in ("gemma3_text", "olmo3", "modernbert", "gemma4_text")
+        ),
         ("bamba", {"attn_layer_indices": []}, "layer_types names 'state_space': add a layer of 'full_attention'"),
     ],
 )
 def test_models_that_cannot_be_converted(tmp_path, family, entries, message):
     src = tmp_path / "src"
     src.mkdir()
-    (src / "config.json").write_text(json.dumps({"model_type": family, "num_hidden_layers": 2, **entries}))
+    layers = {"layer_types": [SLIDING, FULL]} if FULL in entries.get("rope_parameters", ()) else {}
+    (src / "config.json").write_text(json.dumps({"model_type": family, "num_hidden_layers": 2, **layers, **entries}))
     root = "backbone" if family == "nemotron_h" else "model"
     save_file({f"{root}.layers.{layer}.weight": torch.zeros(2) for layer in range(2)}, src / "model.safetensors")
     with pytest.raises(ConversionError, match=message):

@@ -39,6 +39,12 @@ MODELS = {
         {"position_type": "sinusoidal", "decoder_start_token_id": 1},
         {"sinusoidal", "vector_positions"},
     ),
+    "merged": (
+        BOTH,
+        {"merged_attention": True, "embedding_scale": 3.0, "scales_in_embedding": True, "unscaled_token_id": 5}
+        | {"decoder_start_token_id": 1},
+        {"rotary", "merged_attention", "scaled_embedding", "unscaled_token"},
+    ),
     "relative bias": (BOTH, {"position_type": "relative_bias", "decoder_start_token_id": 1}, {"relative_bias"}),
 }
 """Name -> the class, settings, and the parts that such a repo has of those that it need not have."""
@@ -57,7 +63,7 @@ def parts_in(folder):
 
 
 def test_every_part_that_may_be_left_out_is_a_part_of_some_topology():
-    kinds = (blockformer.BlockformerDecoderConfig, blockformer.BlockformerEncoderConfig)
+    kinds = [kind.config_class for kind in (DECODER, ENCODER, BOTH)]
     assert {f"{name}.py" for name in OPTIONAL} <= {path.name for kind in kinds for path in topology_files(kind)}
 
 

@@ -30,6 +30,8 @@ PAIRS = (("Where is the boat?", "It is on the river."), ("How old is it?", "42 y
 OUTPUTS = "last_hidden_state logits start_logits end_logits prediction_logits seq_relationship_logits".split()
 OWN = (".blockformer.json", ".gitattributes", "config.json")
 """The mark of a folder that we made, and files that no conversion carries or that are compared as JSON."""
+WITHOUT_LAYOUT = ("t5gemma2",)
+"""Families of texts that no official class has by themselves, so that they go back into their repo."""
 TOLERANCE = 1e-5
 """The largest difference of outputs in float32, as a share of the largest output."""
 
@@ -58,7 +60,8 @@ def there_and_back(record: Record, folder: Path) -> Case:
     source, ours, back = (folder / name for name in ("source", "ours", "back"))
     make(record, source)
     report = convert(source, ours)
-    for each in (report, convert(ours, back, to_official=True)):
+    into = source if report.family in WITHOUT_LAYOUT else None
+    for each in (report, convert(ours, back, to_official=True, into=into)):
         assert each.parity is not None
         assert each.parity.measured
         assert each.parity.passed

@@ -209,6 +209,15 @@ GEMMA_SIDE = {
     "use_cache": True,
     "vocab_size": Rows(),
 }
+MERGED_SIDE = {
+    **{name: value for name, value in GEMMA_SIDE.items() if name not in ("rope_theta", "attn_logit_softcapping")},
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "rope_parameters": {
+        "full_attention": {"factor": 8.0, "rope_theta": 1000000, "rope_type": "linear"},
+        "sliding_attention": {"rope_theta": 10000, "rope_type": "default"},
+    },
+}
 
 
 def lone_decoder(kind: str, model_type: str, tokenizer: Any, **more: Any) -> Record:
@@ -317,6 +326,49 @@ RECORDS = (
         generation=written_by("4.53.0.dev0", bos_token_id=2, eos_token_id=1, pad_token_id=0),
         card={"license": "gemma"},
         quick=True,
+        known="assumed",
+    ),
+    Record(
+        "google/t5gemma-2-270m-270m",
+        "T5Gemma2ForConditionalGeneration",
+        {
+            "architectures": ["T5Gemma2ForConditionalGeneration"],
+            "attention_dropout": 0.0,
+            "classifier_dropout_rate": 0.0,
+            "decoder": {**MERGED_SIDE, "model_type": "t5gemma2_decoder"},
+            "dropout_rate": 0.0,
+            "dtype": "bfloat16",
+            "encoder": {
+                "boi_token_index": Token("<start_of_turn>"),
+                "eoi_token_index": Token("<end_of_turn>"),
+                "image_token_index": Token("<unk>"),
+                "initializer_range": 0.02,
+                "mm_tokens_per_image": 4,
+                "model_type": "t5gemma2_encoder",
+                "text_config": {**MERGED_SIDE, "model_type": "t5gemma2_text"},
+                "vision_config": {
+                    "hidden_size": 16,
+                    "image_size": 16,
+                    "intermediate_size": 24,
+                    "model_type": "siglip_vision_model",
+                    "num_attention_heads": 2,
+                    "num_hidden_layers": 1,
+                    "patch_size": 4,
+                    "vision_use_head": False,
+                },
+            },
+            "eoi_token_index": Token("<end_of_turn>"),
+            "image_token_index": Token("<unk>"),
+            "initializer_range": 0.02,
+            "is_encoder_decoder": True,
+            "model_type": "t5gemma2",
+            "transformers_version": "5.0.0.dev0",
+        },
+        partial(gemma, config={"processor_class": "Gemma3Processor"}),
+        dtype="bfloat16",
+        generation=written_by("5.0.0.dev0", bos_token_id=2, eos_token_id=1, pad_token_id=0),
+        files={"preprocessor_config.json": {"image_processor_type": "Gemma3ImageProcessor"}},
+        card={"license": "gemma"},
         known="assumed",
     ),
     Record(

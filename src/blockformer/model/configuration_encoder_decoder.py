@@ -3,7 +3,7 @@
 import copy
 from typing import TYPE_CHECKING, ClassVar
 
-from .axes import axis, flag
+from .axes import axis, flag, is_integer
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .layer import NORM_SLOTS
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .input_checks import cached_length  # noqa: F401
     from .language_model_head import LanguageModelHead  # noqa: F401
     from .losses import token_cross_entropy  # noqa: F401
+    from .merged_attention import MergedAttention  # noqa: F401
     from .modeling_encoder_decoder import BlockformerEncoderDecoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
     from .positions import rotations_of  # noqa: F401
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .scaled_embedding import ScaledEmbedding  # noqa: F401
     from .sinusoidal import SinusoidalPositions  # noqa: F401
     from .stack import Stack  # noqa: F401
+    from .unscaled_token import PartlyScaledEmbedding  # noqa: F401
     from .vector_positions import LearnedPositions  # noqa: F401
 
 _MODELS = "modeling_encoder_decoder.BlockformerEncoderDecoder"
@@ -56,6 +58,15 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     )
     decoder_norm_placement: str | None = axis(
         None, tuple(NORM_SLOTS), "norm", "norm_placement in the decoder; None: as in the encoder"
+    )
+    merged_attention: bool = flag(
+        False, "attention", "a decoder's layer sees its own tokens and the encoder's states in one attention"
+    )
+    centered_window: bool = flag(
+        False, "attention", "an encoder's window of w tokens shows (w-1)//2 before a token and w//2 after it"
+    )
+    unscaled_token_id: int | None = axis(
+        None, "a token", "embeddings", "a token with a vector of its own, which is not scaled and is not in the head"
     )
     share_embeddings: bool = flag(True, "embeddings", "one embedding matrix for both sides")
     decoder_start_token_id: int | None = axis(None, "a token", "tokens", "the token that the decoder reads first")
@@ -98,6 +109,19 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         if self.decoder_vocab_size is not None and self.share_embeddings:
             fix = "set share_embeddings=False, or drop decoder_vocab_size"
             raise ValueError(f"decoder_vocab_size is set but share_embeddings is True: {fix}.")
+        if (token := self.unscaled_token_id) is not None:
+            if not (is_integer(token) and 0 < token < self.vocab_size):
+                raise ValueError(f"unscaled_token_id must be a token from 1 to {self.vocab_size - 1}, not {token!r}.")
+            if not (self.scales_in_embedding and self.embedding_scale):
+                fix = "set both, or leave it out"
+                raise ValueError(f"unscaled_token_id needs embedding_scale and scales_in_embedding: {fix}.")
+        if self.centered_window and self.sliding_window is None:
+            raise ValueError("centered_window needs sliding_window: set it, in tokens, or leave centered_window out.")
+        wrong = [name for name in ("attention_type", "clip_qkv") if self.merged_attention and getattr(self, name)]
+        wrong += ["position_type"] * (self.merged_attention and self.position_type not in ("rotary", "none"))
+        if wrong:
+            fix = "leave one of the two out" if wrong != ["position_type"] else "use 'rotary' or 'none'"
+            raise ValueError(f"merged_attention is not supported with {wrong[0]}={getattr(self, wrong[0])!r}: {fix}.")
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

@@ -147,7 +147,7 @@ class Layer(GradientCheckpointingLayer):
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout, self.has_cross_attention = config.hidden_dropout, has_cross_attention
         kind = "latent" if config.kv_lora_rank else "varied" if config.is_varied else config.position_type
-        usual = config.parts["attention"].get(kind, Attention)
+        usual = config.parts["attention"].get(kind, getattr(self, "attention_class", Attention))
         usual = BLOCKS["attention_type"].get(config.attention_type, usual)
         self.self_attn = BLOCKS["layer_types"].get(self.layer_type, usual)(config, layer_idx, is_causal)
         if has_cross_attention:

@@ -30,6 +30,7 @@ from .input_checks import check_early_exit
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, refuse_smoothing, sequence_loss, span_loss
+from .merged_attention import CenteredStack, MergedStack
 from .normalization import RMSNorm  # noqa: F401
 from .positions import rotations_of  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
@@ -41,6 +42,7 @@ from .runtime import loop_by_runtime
 from .scaled_embedding import ScaledEmbedding  # noqa: F401
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_of, last_tokens, states_at
+from .unscaled_token import PartlyScaledEmbedding
 from .vector_positions import LearnedPositions  # noqa: F401
 
 
@@ -118,8 +120,13 @@ class BlockformerEncoderDecoderModel(TwoStacks):
 
     def __init__(self, config):
         super().__init__(config)
-        self.encoder = Stack(config, is_causal=False)
-        self.decoder = Stack(config, is_causal=True, has_cross_attention=True)
+        self.encoder = (CenteredStack if config.centered_window else Stack)(config, is_causal=False)
+        decoder = MergedStack if config.merged_attention else Stack
+        self.decoder = decoder(config, is_causal=True, has_cross_attention=True)
+        if config.unscaled_token_id is not None:
+            self._tied_weights_keys = self._tied_weights_keys | PartlyScaledEmbedding.tied
+            for stack in (self.encoder, self.decoder):
+                stack.embed_tokens = PartlyScaledEmbedding.of(stack.embed_tokens, config)
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict:

@@ -68,7 +68,7 @@ class Stack(BlockformerPreTrainedModel):
         groups = config.num_hidden_groups or num_layers
         self.passes = num_layers // groups  # more than one where layers share weights
         self.token_inputs: Any = config.parts["token_inputs"][0](config) if config.hidden_size_per_layer_input else None
-        layer = layer_class(config)
+        layer = getattr(self, "layer_class", None) or layer_class(config)
         self.layers = nn.ModuleList(layer(config, index, is_causal, has_cross_attention) for index in range(groups))
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
         output = config.final_projection_size or narrow

@@ -32,6 +32,7 @@ OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "disentangled": ("position_type", ("disentangled",)),
     "experts": ("num_experts", ()),
     "latent_attention": ("kv_lora_rank", ()),
+    "merged_attention": (("merged_attention", "centered_window"), ()),
     "multi_token": ("num_nextn_predict_layers", ()),
     "relative_bias": ("position_type", (*RELATIVE_BIAS, "disentangled")),
     "relative_keys": ("position_type", RELATIVE_KEYS),
@@ -41,6 +42,7 @@ OPTIONAL: dict[str, tuple[str | tuple[str, ...], Collection[Any]]] = {
     "sinusoidal": ("position_type", SINUSOIDAL),
     "token_dropout": ("token_dropout", ()),
     "token_inputs": ((*OF_LAYERS, "final_projection_size"), ()),
+    "unscaled_token": ("unscaled_token_id", ()),
     "varied_attention": (VARIED, ()),
     "vector_positions": ("position_type", (*LEARNED, *SINUSOIDAL)),
 }
