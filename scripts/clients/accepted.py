@@ -60,7 +60,7 @@ LONGER_LOGITS = "PEFT: prompts lengthen the logits, but not the labels"
 OTHER_HEADS = "PEFT: it assumes that a head has hidden_size / heads channels, which need not be so in T5"
 FUSED = "transformers: its GPT-2 has queries, keys and values in one tensor, and this method is not linear"
 WRONG_BATCH = "ValueError: Expected input batch_size (56) to match target batch_size (40)."
-WRONG_LABELS = "ValueError: labels must be 56 of int64, not 40 of torch.int64."
+WRONG_LABELS = "ValueError: labels must be 56 numbers of int64, not 40 of torch.int64."
 HEADS = ("llama-classifier", "bert", "bert-classifier", "bert-tokens", "t5", "bart")
 
 TOOLS = (

@@ -48,7 +48,7 @@ def decoder():
         ({"input_ids": token_ids(1, 2).numpy()}, "input_ids must be a tensor of int64 or int32, not ndarray"),
         ({"input_ids": [[1, 2]]}, "input_ids must be a tensor of int64 or int32, not list"),
         *(
-            ({"input_ids": token_ids(2, 5), "labels": labels}, f"labels must be 10 of int64, not {given}")
+            ({"input_ids": token_ids(2, 5), "labels": labels}, f"labels must be 10 numbers of int64, not {given}")
             for labels, given in (
                 (token_ids(2, 6), "12 of torch.int64"),
                 (token_ids(1, 5), "5 of torch.int64"),

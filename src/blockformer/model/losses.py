@@ -29,7 +29,7 @@ def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing
     """
     logits, labels = logits.float().flatten(0, -2), labels.flatten().to(logits.device)
     if labels.shape != logits.shape[:1] or labels.dtype not in (torch.int64, torch.uint8):
-        raise ValueError(f"labels must be {logits.shape[0]} of int64, not {labels.shape[0]} of {labels.dtype}.")
+        raise ValueError(f"labels must be {logits.shape[0]} numbers of int64, not {labels.shape[0]} of {labels.dtype}.")
     check_labels(labels, logits.shape[-1])
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
     return averaged(total, labels, num_items_in_batch)
