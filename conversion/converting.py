@@ -92,6 +92,9 @@ def convert(
         reading: which files are read, and from where: `revision`, `token`, `cache_dir`, `subfolder`, `variant`,
             `use_safetensors`, `local_files_only`, `force_download`, as `from_pretrained` takes them.
 
+    Returns:
+        What was written, and how its outputs compare with the source's.
+
     Raises:
         ConversionError: the source cannot be converted, or the target cannot be made. Nothing is left behind then.
     """
@@ -239,7 +242,7 @@ def from_official(
             of the weights, as transformers does.
         family: the official family; None reads it from `model_type`. Required for a weight file.
         config: the JSON file with the settings of a weight file.
-        output_loading_info: return what transformers says of loading, too.
+        output_loading_info: also return what transformers reports of loading.
         options: those of `from_pretrained`. Which files are read, and from where: see `convert`. How they are loaded:
             `device_map`, `max_memory`, `attn_implementation`, `quantization_config`; `offload_folder`, into which the
             converted weights are then written, tensor by tensor, so that the model need not fit into memory. They must

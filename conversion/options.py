@@ -169,7 +169,7 @@ def sorted_options(given: Mapping[str, Any]) -> tuple[Reading, dict[str, Any], d
 
 
 def refuse_given(reading: Mapping[str, Any], what: str, but: Collection[str] = ()) -> None:
-    """Refuse the options of `Reading` that ask for something, except `but`, for a source that is no folder.
+    """Refuse the options of `Reading` that ask for something, except `but`, for a source that is not a folder.
 
     Raises:
         ConversionError: naming `what` it is, and the first option.

@@ -171,7 +171,7 @@ class BartNames(EncoderDecoderNames):
 
     @property
     def computes_positions(self) -> bool:
-        """Whether its positions are no weights."""
+        """Whether its positions are computed, not weights."""
         return self.settings.constant["position_type"] != "learned"
 
     # The variant: which head, which matrices, whether there is a bias.

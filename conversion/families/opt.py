@@ -33,7 +33,7 @@ def read_norms(official):
 def write_norms(config, head):
     """The way back."""
     if config.norm_bias == (config.norm_weight == "none"):
-        raise NotExpressible("norm_bias", "there where a norm has weights", config.norm_bias)
+        raise NotExpressible("norm_bias", "True where norms have weights, else False", config.norm_bias)
     return {
         "do_layer_norm_before": config.norm_placement == "pre",
         "_remove_final_layer_norm": config.norm_placement == "pre" and not config.final_norm,

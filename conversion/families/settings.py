@@ -33,7 +33,7 @@ from .refused import MASKS, UNSUPPORTED, lines_on, usual_masks
 from .unused import note_on, other_dropouts, without_effect
 
 WITHOUT_EFFECT = ("pretraining_tp",)
-"""Official settings that may be there and change nothing: into how many slices some classes cut their products."""
+"""Official settings that may be there and change nothing: into how many slices some classes cut their matmuls."""
 OF_ALL = ("pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
 """Official settings that every class takes, also one that leaves them out where nobody says anything."""
 ANSWERS = "ForQuestionAnswering"
@@ -105,7 +105,7 @@ class Settings:
 
     @functools.cached_property
     def meanings(self) -> dict[str, tuple[str, ...]]:
-        """Official field -> ours, of all that are no more than a name."""
+        """Official field -> ours, of all that only have another name."""
         own = {theirs: tuple_of(ours) for theirs, ours in self.fields.items()}
         taken = {*self.without_effect, *(name for names in own.values() for name in names)}
         said = {*self.known, *OF_ALL} - {*self.unsupported}

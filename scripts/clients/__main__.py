@@ -10,11 +10,13 @@ Usage: python scripts/clients [--quick] [--fresh] [--arguments "..."] [CLIENT ..
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,22 +129,20 @@ def tool_cells(rows: list[dict], reasons: list[str | None]) -> list[tuple]:
     """The cells of each line of a tool's table."""
     lines: dict[tuple, list[str]] = {}
     for row, reason in zip(rows, reasons, strict=True):
-        lines.setdefault((row["job"], row["ours"], row["theirs"], reason or "the same"), []).append(row["model"])
+        outcomes = (re.split(r"; |\. ", row[side])[0] for side in ("ours", "theirs"))  # of an error its first clause
+        lines.setdefault((row["job"], *outcomes, reason or "the same"), []).append(row["model"])
     return [(job, ", ".join(models), *results) for (job, *results), models in lines.items()]
 
 
 def suite_cells(rows: list[dict], reasons: list[str | None]) -> list[tuple]:
-    """The cells of each kind of model: how many tests passed and failed, and each reason with its tests."""
+    """The cells of each kind of model: how many tests passed and failed, and each reason with how many it is of."""
     found = []
     for kind in dict.fromkeys(row["model"] for row in rows):
         own = [(row, reason) for row, reason in zip(rows, reasons, strict=True) if row["model"] == kind]
-        because: dict[str, list[str]] = {}
-        for row, reason in own:
-            if reason:
-                because.setdefault(reason, []).append(row["job"])
-        results = "; ".join(f"{reason} ({', '.join(tests)})" for reason, tests in because.items())
+        because = Counter(reason for _, reason in own if reason)
+        results = "<br>".join(f"{reason} ({count} test{'s' * (count > 1)})" for reason, count in because.items())
         counts = [counted([row[side] for row, _ in own]) for side in ("ours", "theirs")]
-        found.append((KINDS[kind], "", *counts, f"the same, but {results}" if results else "the same"))
+        found.append((KINDS[kind], "", *counts, f"the same, but<br>{results}" if results else "the same"))
     return found
 
 

@@ -55,9 +55,9 @@ WRAPPED_HEAD = (
     "PEFT: its merge leaves the head wrapped (`score.modules_to_save`), so the saved model has no head; transformers "
     "draws one at random with a warning, Blockformer refuses to"
 )
-TYPES_BY_NAME = "PEFT: its list knows the attention of Llama, Mistral and GPT-2 by their model types, no other"
-LONGER_LOGITS = "PEFT: the prompts make the logits longer, the labels stay as they are"
-OTHER_HEADS = "PEFT: takes the size of a head for hidden_size / heads, which T5's need not be"
+TYPES_BY_NAME = "PEFT: it only knows the attention of Llama, Mistral and GPT-2, by their model types"
+LONGER_LOGITS = "PEFT: prompts lengthen the logits, but not the labels"
+OTHER_HEADS = "PEFT: it assumes that a head has hidden_size / heads channels, which need not be so in T5"
 FUSED = "transformers: its GPT-2 has queries, keys and values in one tensor, and this method is not linear"
 WRONG_BATCH = "ValueError: Expected input batch_size (56) to match target batch_size (40)."
 WRONG_LABELS = "ValueError: pass 56 int64 labels, one per prediction, not 40 of torch.int64."

@@ -52,9 +52,18 @@ def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> P
 
 
 def restore_heads(model: PreTrainedModel) -> PreTrainedModel:
-    """A new model with all heads again, whose weights are zero where they were pruned: the same function.
+    """A new model with all heads again. Pruned ones have weights of zero, so it computes the same.
 
     For whatever does not know `pruned_heads`: most official layouts, `blockformer.reshape`, retraining all heads.
+
+    Args:
+        model: an encoder or a decoder of Blockformer; it is not changed.
+
+    Returns:
+        The new model, in evaluation mode, with the dtype and the device of the old one.
+
+    Raises:
+        TypeError: the model is not one of Blockformer's.
     """
     _config_of(model)
     return _with_pruned(model, None)

@@ -274,7 +274,7 @@ def _check_rows(what: str, model, ids, wanted) -> None:
     if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-4):
         raise ValueError(f"{what} writes other text with padding than without: {fix}.")
     if not torch.allclose(packed.view_as(wanted), wanted, rtol=1e-3, atol=1e-4):
-        raise ValueError(f"{what} gives sequences that share a row other states than each by itself: {fix}.")
+        raise ValueError(f"{what} computes other states for sequences that share a row than for each by itself: {fix}.")
 
 
 def _check_checkpointing(what: str, model, ids) -> None:

@@ -147,7 +147,7 @@ def check_changes(names: Iterable[str], function: str, options: Iterable[str]) -
 
 
 def _check_numbers(layers: Any, **numbers: Any) -> None:
-    """Refuse `layers` that are no list of integers, and other numbers that are no positive ones."""
+    """Refuse `layers` that are not a list of integers, and other numbers that are not positive."""
     if layers is not None and not (isinstance(layers, Sequence) and all(map(is_integer, layers))):
         raise ValueError(f"layers must list integers, not {layers!r}.")
     for name, value in numbers.items():

@@ -175,7 +175,7 @@ def test_what_the_latest_torchtitan_joins(tmp_path, family):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"model_type": "gpt2"}, "config.json has model_type 'gpt2', and the tensors are those of llama"),
+        ({"model_type": "gpt2"}, "config.json has model_type 'gpt2', but the tensors belong to llama"),
         ({"num_attention_heads": "4"}, "num_attention_heads must be a positive integer, not '4'"),
         ({"num_attention_heads": 3}, "not a multiple of the number of attention heads (3)"),
         ({"num_attention_heads": 64}, "attention heads (64)"),

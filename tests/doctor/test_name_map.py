@@ -99,7 +99,7 @@ def test_other_logits_are_refused(tmp_path, llama):
     assert not (tmp_path / "out").exists()
     for given, message in (
         ({"input_ids": IDS}, "needs input_ids"),
-        ({"input_ids": IDS, "logits": torch.zeros(1, 3, 4)}, r"logits are \[1, 3, 4\], and those of Llama"),
+        ({"input_ids": IDS, "logits": torch.zeros(1, 3, 4)}, r"logits are \[1, 3, 4\], but LlamaForCausalLM computes"),
     ):
         save_file(given, check)
         with pytest.raises(ConversionError, match=message):

@@ -429,5 +429,5 @@ class Postponed(BlockformerDecoderConfig):
 
 
 def test_a_field_of_an_unknown_kind_is_refused_where_it_is_declared():
-    with pytest.raises(KeyError, match=r"'a positive intger' is none of axes\.KINDS"):
+    with pytest.raises(KeyError, match=r"'a positive intger' is not one of axes\.KINDS"):
         axis(1, "a positive intger", "norm", "nothing")

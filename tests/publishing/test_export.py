@@ -219,7 +219,7 @@ def test_a_core_that_a_repo_could_not_carry_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_the_card_fits_the_task(tmp_path, name, tag, auto):
-    config = blockformer.preset("qwen3", **PUBLISHED)
+    config = blockformer.preset("qwen3", **PUBLISHED, sliding_window=4)
     config.architectures = [name]
     (tmp_path / "tokenizer.json").touch()
     card = write_card(tmp_path, config, origin="Made of $1 | sense.", base_model="a/b", parity="equal").read_text()
@@ -227,7 +227,8 @@ def test_the_card_fits_the_task(tmp_path, name, tag, auto):
     assert "base_model: a/b\n" in card
     assert f"import {auto}, AutoTokenizer" in card
     assert "Made of $1 | sense." in card
-    assert "| `layer_types` | 2 x full_attention |" in card
+    assert "| `layer_types` | 2 x sliding_attention |" in card
+    assert "num_experts" not in card
 
 
 def test_tokenizers_are_saved_for_older_tools_too(tmp_path, tiny_tokenizer):

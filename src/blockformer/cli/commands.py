@@ -259,7 +259,7 @@ def export(
 ) -> None:
     """Make a self-contained repo of a saved Blockformer model, such as a Trainer checkpoint.
 
-    Anyone can load it with trust_remote_code=True and only transformers installed.
+    Anyone can load it with trust_remote_code=True and no other package than PyTorch and transformers.
     """
     from .checkpoints import run_export
 
@@ -304,7 +304,7 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Largest number of questions per task.")] = None,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a window; by default the model's context.")
+        int | None, typer.Option(min=1, help="Tokens per window; by default the model's context.")
     ] = None,
     dtype: Dtype = None,
     revision: Revision = None,

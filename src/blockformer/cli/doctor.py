@@ -91,7 +91,7 @@ def doctor(
     subfolder: Subfolder = None,
     local_files_only: LocalFilesOnly = False,
 ) -> None:
-    """Find out what a checkpoint of any trainer is, what is wrong with it, and mend it.
+    """Find out what a checkpoint of any trainer is and what is wrong with it, and mend it.
 
     Reads safetensors, pickles, distributed checkpoints, FSDP shards and adapters, and runs none of their code.
 

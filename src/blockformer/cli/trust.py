@@ -33,7 +33,7 @@ def verify(
 ) -> None:
     """Check a Blockformer repo without running any of its code.
 
-    Its code must be that of a release. It may have no pickles and no setting that loads other code.
+    Its code must be that of a release. It must not have pickles, or a setting that loads other code.
 
     Its weights must match the config. Exit status 1 if anything is wrong.
     """

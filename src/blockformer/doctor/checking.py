@@ -40,7 +40,7 @@ def compared_logits(folder: Path, path: str) -> str:
         found = getattr(model(**{name: each.long() for name, each in given.items()}), "logits", None)
     if found is None or found.shape != logits.shape:
         have = None if found is None else list(found.shape)
-        raise ConversionError(f"{path}: logits are {list(logits.shape)}, and those of {name} are {have}")
+        raise ConversionError(f"{path}: logits are {list(logits.shape)}, but {name} computes {have}")
     largest = logits.double().abs().max().item()
     difference = (found.double() - logits.double()).abs().max().item() / (largest or 1.0)
     said = f"logits of {name} differ by {difference:.1e} of the largest from those in {path}"

@@ -39,5 +39,5 @@ def code_named(name: str) -> OwnCode:
     """
     written = {code.name.lower(): code for code in OWN_CODE if code.back is not None}
     if name not in written:
-        raise ConversionError(f"no such training code is written: {name!r}; one of {', '.join(written)} is")
+        raise ConversionError(f"{name!r} cannot be written; name one of {', '.join(written)}")
     return written[name]

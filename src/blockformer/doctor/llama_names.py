@@ -83,7 +83,7 @@ def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, T
         family = "qwen3" if has_norms else "qwen2" if has_biases else "llama"
         kind = settings.get("model_type", family)
         if kind != family and (family, kind) != ("llama", "mistral"):
-            refuse(name, [f"config.json has model_type {said(kind)}, and the tensors are those of {family}"])
+            refuse(name, [f"config.json has model_type {said(kind)}, but the tensors belong to {family}"])
         _ask(settings, name, [] if joined is None else ["num_key_value_heads"])
         heads, groups = settings["num_attention_heads"], settings.get("num_key_value_heads")
         if joined is not None:

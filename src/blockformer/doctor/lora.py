@@ -40,7 +40,7 @@ class MergeLora:
         *weights, down, up = shapes
         (shape,) = self.op.forward_shapes(weights)
         if len(down) != 2 or len(up) != 2 or (up[0], down[1]) != tuple(shape) or up[1] != down[0]:
-            raise ConversionError(f"shapes {list(down)} and {list(up)} are no adapter of one of {list(shape)}")
+            raise ConversionError(f"shapes {list(down)} and {list(up)} are not an adapter of {list(shape)}")
         return [tuple(shape)]
 
 

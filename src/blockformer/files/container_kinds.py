@@ -1,4 +1,4 @@
-"""The kinds of files that are no model's weights as libraries read them: what each is, and what to do about it."""
+"""The kinds of files that libraries cannot read as a model's weights: what each is, and what to do about it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ ZERO_REMEDY = (
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of files that are no model's weights as libraries read them.
+    """A kind of files that libraries cannot read as a model's weights.
 
     Attributes:
         name: of the kind, which does not change between releases.

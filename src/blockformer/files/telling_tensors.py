@@ -79,7 +79,7 @@ def unmerged_adapter(names: Collection[str]) -> tuple[str, str] | None:
 
 
 def not_a_model(tensors: Mapping[str, HasHeader], is_quantized: bool) -> tuple[str, str] | None:
-    """Why tensors are no model as libraries read one, and what to do; None if names, shapes and dtypes show nothing.
+    """Why libraries cannot read these tensors as a model, and what to do; None if nothing shows that.
 
     Args:
         tensors: name -> header.

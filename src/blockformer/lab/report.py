@@ -86,7 +86,7 @@ def notes(groups: list[Group]) -> list[str]:
     tokens = sorted({row["tokens"] for row in rows})
     amount = f"{tokens[0]:,}" if len(tokens) == 1 else f"{tokens[0]:,} to {tokens[-1]:,}"
     return [
-        f"{len(rows)} runs, seeds {', '.join(map(str, seeds))}; {amount} tokens a run "
+        f"{len(rows)} runs, seeds {', '.join(map(str, seeds))}; {amount} tokens per run "
         f"({max(row['epochs'] for row in rows):.2f} times the training text at most), "
         f"{sum(row['seconds'] for row in rows) / 60:,.0f} minutes of training on {rows[0]['device']}; {versions}."
     ]

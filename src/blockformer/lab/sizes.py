@@ -23,7 +23,7 @@ class Size(NamedTuple):
 
     Attributes:
         parameters: numbers of the model, tied ones once.
-        flops: of training on one token: those of the forward pass three times, once for it and twice for the gradients.
+        flops: of training on one token: three times a forward pass, once for itself and twice for the gradients.
     """
 
     parameters: int
@@ -33,7 +33,7 @@ class Size(NamedTuple):
 def measure(config: BlockformerDecoderConfig, length: int) -> Size:
     """Count on the meta device, without memory.
 
-    FLOPs are those of all matrix products of a text of `length` tokens, two for each multiplication and addition,
+    FLOPs are counted for all matmuls of a text of `length` tokens, two for each multiplication and addition,
     attention to all of its tokens.
     """
     model, ids = on_paper(config), torch.zeros(1, length, dtype=torch.long, device="meta")

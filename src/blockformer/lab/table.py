@@ -10,10 +10,10 @@ from .intervals import CONFIDENCE, Interval, Spread, difference, spread
 Row = dict[str, Any]
 TITLE = ("config", "parameters", "bits per byte", "difference", "reading", "seconds")
 EXPLAINED = (
-    "Bits per byte of the held-out text: the mean over the seeds and, after ±, the deviation of one run (n - 1). "
-    "The difference is to the base of the same width, with its {confidence:.0%} interval by Welch's t test over the "
-    "seeds; it counts as better or worse only where the interval does not contain 0. Of 20 configs that change "
-    "nothing, about one would seem to."
+    "Bits per byte of the held-out text: the mean over the seeds ± the standard deviation of one run (n - 1). "
+    "The difference is from the base of the same width, with its {confidence:.0%} interval by Welch's t test over "
+    "the seeds. It counts as better or worse only if the interval does not contain 0. Of 20 configs that change "
+    "nothing, about one would still seem to change something."
 )
 
 

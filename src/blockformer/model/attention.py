@@ -103,7 +103,7 @@ class AttentionFields(Part):
     )
     attention_bias: bool = flag(False, "attention", "bias of the query, key and value projections")
     attention_output_bias: bool = flag(False, "attention", "bias of the output projection")
-    attention_scale: float | None = axis(None, "a positive number", "attention", "of scores; None: 1/sqrt(head_dim)")
+    attention_scale: float | None = axis(None, "a positive number", "attention", "factor of scores; None: 1/sqrt(D)")
     attn_logit_softcapping: float | None = axis(None, "a positive number", "attention", "soft cap c of the scores")
     attention_sinks: bool = flag(False, "attention", "a learned score per head takes part in its softmax")
     attention_gate: bool = flag(False, "attention", "the heads' output times sigmoid(W x), x the states")

@@ -87,7 +87,7 @@ class Axis(typing.NamedTuple):
 def axis(default, values, group: str, meaning: str) -> Any:
     """Declare a field in the body of a dataclass; the arguments are the same as of `Axis`."""
     if isinstance(values, str) and values not in KINDS:
-        raise KeyError(f"{values!r} is none of axes.KINDS: use one of them, or a tuple of the names that it takes.")
+        raise KeyError(f"{values!r} is not one of axes.KINDS: use one of them, or a tuple of the names that it takes.")
     return dataclasses.field(default=default, metadata={"axis": Axis(default, values, group, meaning)})
 
 

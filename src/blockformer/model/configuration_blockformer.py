@@ -94,7 +94,7 @@ class BlockformerConfig(
     tie_word_embeddings: bool = flag(False, "embeddings", "the language model head is the embedding matrix")
     lm_head_transform: bool = flag(False, "head", "norm(act(dense(x))) before the language model head")
     classifier_transform: bool = flag(False, "head", "norm(act(dense(x))) before a classifier of rows or tokens")
-    head_transform_bias: bool = flag(True, "head", "bias of these dense layers")
+    head_transform_bias: bool = flag(True, "head", "bias of both transforms' dense layers")
     lm_head_bias: bool | str = axis(
         False, (*FLAG, "fixed"), "head", "bias of the language model head; a fixed one does not learn"
     )

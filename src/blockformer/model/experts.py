@@ -45,14 +45,14 @@ class ExpertsFields(Part):
     )
     router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
     router_float32: bool = flag(False, "feed-forward", "router logits are computed in float32, whatever the dtype")
-    router_margin: float | None = axis(None, "a number of 0 or more", "feed-forward", "experts within it share weight")
+    router_margin: float | None = axis(None, "a number of 0 or more", "feed-forward", "experts this close share weight")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
     num_expert_groups: int = axis(0, "an integer of 0 or more", "feed-forward", "equal groups of experts; 0 means none")
-    num_expert_groups_per_tok: int = axis(0, "an integer of 0 or more", "feed-forward", "how many of them a token uses")
-    experts_per_group_score: int = axis(0, "an integer of 0 or more", "feed-forward", "best scores summed for a group")
+    num_expert_groups_per_tok: int = axis(0, "an integer of 0 or more", "feed-forward", "groups that a token uses")
+    experts_per_group_score: int = axis(0, "an integer of 0 or more", "feed-forward", "best scores that a group sums")
     norm_topk_prob: bool = flag(True, "feed-forward", "the scores of a token's experts are divided by their sum")
     routed_scaling_factor: float = axis(1.0, "a positive number", "feed-forward", "factor of the experts' output")
-    router_aux_loss_coef: float | None = axis(None, "a number of 0 or more", "training", "of the load-balancing loss")
+    router_aux_loss_coef: float | None = axis(None, "a number of 0 or more", "training", "factor of the balancing loss")
     output_router_logits: bool = flag(False, "training", "return router logits, and add the load-balancing loss")
 
     def fill_defaults(self):

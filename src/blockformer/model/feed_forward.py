@@ -26,8 +26,8 @@ class FeedForwardFields(Part):
     hidden_act: str = axis("silu", tuple(ACT2FN), "feed-forward", "activation, a name in transformers' ACT2FN")
     mlp_bias: bool | str = axis(False, (*FLAG, "down"), "feed-forward", "bias of the projections, or of the last only")
     float32_down_proj: bool = flag(False, "feed-forward", "down projections stay float32 in a float16 model")
-    activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
-    chunk_size_feed_forward: int = axis(0, "an integer of 0 or more", "use", "tokens it takes at a time; 0 means all")
+    activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "dropout of feed-forward states")
+    chunk_size_feed_forward: int = axis(0, "an integer of 0 or more", "use", "tokens at a time; 0 means all")
 
     def check(self):
         """Down projections in float32 widen the states; a norm's factor is what narrows them again."""

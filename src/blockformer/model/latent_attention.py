@@ -28,7 +28,7 @@ class LatentFields(RotaryFields, AttentionFields):
     kv_lora_rank: int | None = axis(None, "a positive integer", "attention", "latent size L of keys and values, if any")
     q_lora_rank: int | None = axis(None, "a positive integer", "attention", "latent size of queries, if any")
     v_head_dim: int | None = axis(None, "a positive integer", "attention", "size V of a latent value; None: head_dim")
-    latent_norm_eps: float | None = axis(None, "a positive number", "attention", "of latent vectors; None: norm_eps")
+    latent_norm_eps: float | None = axis(None, "a positive number", "attention", "norm_eps of latent vectors, if other")
 
     def fill_defaults(self):
         """Values as wide as queries and keys."""

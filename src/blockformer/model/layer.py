@@ -35,7 +35,7 @@ class LayerFields(Part):
         "feed-forward reads what attention wrote, or both read the same: x + attention(norm(x)) + mlp(norm2(x))",
     )
     residual_multiplier: float | None = axis(None, "a positive number", "norm", "factor of what a sub-layer adds")
-    hidden_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "of embeddings and sub-layer outputs")
+    hidden_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "dropout of embeddings and sub-layers")
     final_dropout: bool = flag(False, "training", "hidden_dropout also after the final norm")
 
     def fill_defaults(self):
@@ -50,7 +50,7 @@ class LayerFields(Part):
     def check(self):
         """A norm never follows a norm, and parallel sub-layers have a norm before them."""
         if self.norm_placement == "post" and self.final_norm:
-            raise ValueError("final_norm=True with norm_placement='post' would norm twice: set final_norm=False.")
+            raise ValueError("final_norm=True with norm_placement='post' would normalize twice: set final_norm=False.")
         if not self.first_attention_norm and (self.norm_placement, self.residual) != ("pre", "sequential"):
             raise ValueError("first_attention_norm=False needs norm_placement='pre' and residual='sequential'.")
         if self.residual not in PARALLEL:

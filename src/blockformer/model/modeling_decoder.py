@@ -76,7 +76,7 @@ class BlockformerDecoderPreTrainedModel(BlockformerPreTrainedModel):
 
 
 class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrainedModel, GenerationMixin):
-    """A decoder with a language model head: logits of the next token."""
+    """A decoder with a language model head: `logits` [B, T, V] of the next token."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -201,7 +201,7 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
 
 
 class BlockformerDecoderForSequenceClassification(SequenceClassification, BlockformerDecoderPreTrainedModel):
-    """A decoder that gives one answer for a row, from the state at its last token: see `last_tokens`."""
+    """A decoder that gives one answer for a row: `logits` [B, num_labels], from its last token (see `last_tokens`)."""
 
     def reads_padding(self, inputs, labels):
         """Whether a row's last token is one that the mask hides."""
@@ -220,11 +220,11 @@ class BlockformerDecoderForSequenceClassification(SequenceClassification, Blockf
 
 
 class BlockformerDecoderForTokenClassification(TokenClassification, BlockformerDecoderPreTrainedModel):
-    """A decoder that gives one answer for each token."""
+    """A decoder that gives one answer for each token: `logits` [B, T, num_labels], labels int [B, T] (-100: none)."""
 
 
 class BlockformerDecoderForQuestionAnswering(QuestionAnswering, BlockformerDecoderPreTrainedModel):
-    """A decoder that finds the span of an answer."""
+    """A decoder that finds the span of an answer: `start_logits` and `end_logits` [B, T]."""
 
 
 for _auto_class, _target in BlockformerDecoderConfig.auto_classes.items():

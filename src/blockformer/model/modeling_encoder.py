@@ -148,7 +148,7 @@ class MaskedTokens(LanguageModelHead, BlockformerEncoderPreTrainedModel):
 
 
 class BlockformerEncoderForMaskedLM(MaskedTokens):
-    """An encoder that fills in masked tokens."""
+    """An encoder that fills in masked tokens: `logits` [B, T, V], labels int [B, T] (-100: none)."""
 
     reads_pooler = False
 
@@ -215,7 +215,7 @@ class PreTrainingOutput(modeling_outputs.ModelOutput):
 
 
 class BlockformerEncoderForPreTraining(MaskedTokens):
-    """BERT's two tasks of pre-training together: masked tokens and the next sentence."""
+    """BERT's pre-training: `prediction_logits` [B, T, V] of masked tokens, `seq_relationship_logits` [B, 2]."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -292,7 +292,7 @@ class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEnc
 
 
 class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrainedModel):
-    """An encoder that scores several continuations of a text and chooses one."""
+    """An encoder that scores several continuations of a text and chooses one: `logits` [B, choices]."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -339,17 +339,17 @@ class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrain
 
 
 class BlockformerEncoderForSequenceClassification(SequenceClassification, BlockformerEncoderPreTrainedModel):
-    """An encoder that gives one answer, or several, for a row."""
+    """An encoder that gives one answer, or several, for a row: `logits` [B, num_labels]."""
 
 
 class BlockformerEncoderForTokenClassification(TokenClassification, BlockformerEncoderPreTrainedModel):
-    """An encoder that gives one answer for each token."""
+    """An encoder that gives one answer for each token: `logits` [B, T, num_labels], labels int [B, T] (-100: none)."""
 
     reads_pooler = False
 
 
 class BlockformerEncoderForQuestionAnswering(QuestionAnswering, BlockformerEncoderPreTrainedModel):
-    """An encoder that finds the span of an answer."""
+    """An encoder that finds the span of an answer: `start_logits` and `end_logits` [B, T]."""
 
     reads_pooler = False
 

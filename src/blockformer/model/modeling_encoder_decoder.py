@@ -251,7 +251,7 @@ def _last_ends(config, input_ids, attention_mask, shape):
 class BlockformerEncoderDecoderForConditionalGeneration(
     LanguageModelHead, BlockformerEncoderDecoderPreTrainedModel, GenerationMixin
 ):
-    """An encoder-decoder that writes: logits of the next target token."""
+    """An encoder-decoder that writes: `logits` [B, T, V] of the next target token."""
 
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
     _sample = loop_by_runtime("_sample")
@@ -370,7 +370,7 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
 
 
 class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPreTrainedModel):
-    """Extractive question answering on the decoder's states over the same text."""
+    """Extractive question answering on the decoder's states over the text: `start_logits`, `end_logits` [B, T]."""
 
     def __init__(self, config):
         super().__init__(config)

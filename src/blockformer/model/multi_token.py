@@ -33,9 +33,9 @@ class MultiTokenFields(Part):
     num_nextn_predict_layers: int = axis(
         0, "an integer of 0 or more", "head", "layers that each predict one token further; 0 means none"
     )
-    nextn_layer: str = axis("last", ("last", "first"), "head", "which of the model's layers they are like")
+    nextn_layer: str = axis("last", ("last", "first"), "head", "the layer of the model that these are like")
     nextn_final_norm: str = axis("own", ("own", "shared"), "head", "their last norm: each its own, or the model's")
-    nextn_loss_weight: float = axis(0.3, "a number of 0 or more", "training", "factor of the mean of their losses")
+    nextn_loss_weight: float = axis(0.3, "a number of 0 or more", "training", "factor of these layers' mean loss")
 
     def check(self):
         """Such a layer is like one of the model's, and reads tokens and states only."""

@@ -91,7 +91,7 @@ class SequenceClassification(Classification):
 
 
 class TokenClassification(Classification):
-    """One answer a token: dropout and a linear head. `logits` [B, T, num_labels]; labels int [B, T] (-100: none)."""
+    """One answer per token: dropout and a linear head. `logits` [B, T, num_labels]; labels int [B, T] (-100: none)."""
 
     output_class = modeling_outputs.TokenClassifierOutput
 

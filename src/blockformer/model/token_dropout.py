@@ -22,7 +22,7 @@ class TokenDropoutFields(Part):
         "embeddings",
         "p: masked tokens are 0, others times (1 - p) / (1 - their share)",
     )
-    mask_token_id: int | None = axis(None, "an integer of 0 or more", "tokens", "masked, for token_dropout")
+    mask_token_id: int | None = axis(None, "an integer of 0 or more", "tokens", "the mask, for token_dropout")
 
     def check(self):
         """Masked tokens are known, and are tokens of the vocabulary."""

@@ -38,7 +38,7 @@ class TokenInputFields(FeedForwardFields):
     intermediate_sizes: list | None = axis(
         None, "a list", "feed-forward", "inner width of the network of each layer; None: intermediate_size"
     )
-    token_input_table: bool = flag(True, "embeddings", "that vector also comes from a table of the tokens")
+    token_input_table: bool = flag(True, "embeddings", "the layers' token vectors have a table, too")
     final_projection_size: int | None = axis(
         None, "a positive integer", "size", "width of the final states, projected after the last norm; None: C"
     )

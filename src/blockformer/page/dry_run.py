@@ -25,7 +25,7 @@ class Record:
     Attributes:
         shapes: a module's name -> the shapes of what it read and wrote when it was first called, None for no tensor.
         scores: an attention's name -> the shape of its probabilities, [B, H, T, S].
-        flops: a module's name -> its own operations, without the modules inside it; 2 for a product and sum.
+        flops: a module's name -> its own operations, without the modules inside it; 2 for multiply and add.
     """
 
     def __init__(self, model: nn.Module):
@@ -72,7 +72,7 @@ def _shape(tensor: torch.Tensor | None) -> Shape | None:
 
 
 def own_flops(module: Any, args: tuple, read: torch.Tensor | None, output: Any) -> int:
-    """The operations of matrix products in one call of a module, without those in its parts."""
+    """The operations of matmuls in one call of a module, without its parts."""
     if read is None:
         return 0
     if isinstance(module, nn.Linear):

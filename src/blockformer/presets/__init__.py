@@ -60,6 +60,9 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
         name: a key of `PRESETS` (a family with small sizes) or of `SIZES` (a checkpoint's own); None lists both.
         overrides: any field of the config.
 
+    Returns:
+        A new config; without a name, the sorted names of all presets.
+
     Raises:
         ValueError: no such preset (the near one is named); fields that the config does not have, all of them with what
             they may mean; or a value that it refuses.

@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from transformers import PretrainedConfig
 
+from ..declared_fields import axes_of, is_idle
 from ..files.tokenizers import has_tokenizer
 from ..model.release import VERSION
 from .repo_code import ABOUT_THE_FILE, MODEL, code_files, full_auto_map
@@ -68,7 +69,7 @@ def write_card(
         auto_class=auto_class,
         imports=f"from transformers import {auto_class}, AutoTokenizer" if reads else f"{WITHOUT}{auto_class}",
         use=_usage("AutoModel" if getattr(config, "bidirectional", False) else auto_class, reads),
-        origin=(origin or "The weights were trained with Blockformer.") + _left_out(left_out or {}),
+        origin=(origin or "The model was made with Blockformer, not converted.") + _left_out(left_out or {}),
         parity=parity or "Not compared with another implementation.",
         parameters=f"{parameters:,}" if parameters else "see the weights",
         settings=_table(_settings(config)),
@@ -141,10 +142,16 @@ def _with_tokenizer(auto_class: str) -> str:
 
 
 def _settings(config: PretrainedConfig) -> dict[str, Any]:
-    """The fields of a config that say what the model is, long lists cut short."""
-    fields = config.to_dict()
-    hidden = {*ABOUT_THE_FILE, "id2label", "label2id"}
-    kept = {name: value for name, value in sorted(fields.items()) if name not in hidden and value is not None}
+    """The fields of a config that say what the model is, by their groups, long lists cut short.
+
+    Those that have no effect next to the others are left out, and so are the library's own that are as usual.
+    """
+    fields, usual = config.to_dict(), PretrainedConfig().to_dict()
+    hidden = {*ABOUT_THE_FILE, "id2label", "label2id", "is_decoder", "is_encoder_decoder"}
+    ours = axes_of(config)
+    others = [name for name in sorted(fields) if name not in ours and fields[name] != usual.get(name)]
+    shown = [name for name in (*(name for name in ours if not is_idle(name, fields)), *others) if name not in hidden]
+    kept = {name: fields[name] for name in shown if fields.get(name) is not None}
     kinds = kept.get("layer_types")
     if kinds:
         kept["layer_types"] = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))

@@ -15,7 +15,7 @@ from ..model.losses import IGNORED, averaged, check_labels
 from .late_outputs import DeferredLogits
 
 # Logits that may be held at once, 128 MiB in float32; on a CUDA device as many as a part of its free memory holds, up
-# to 1 GiB: its products are faster when they are large.
+# to 1 GiB: its matmuls are faster when they are large.
 MAX_LOGITS, _MOST_ON_CUDA, _BYTES_A_LOGIT = 1 << 25, 1 << 28, 64
 # Elements of a product that is made to be added to another dtype.
 _MAX_PRODUCT = 1 << 22
@@ -70,7 +70,7 @@ def chunked_cross_entropy(
     """`token_cross_entropy(head(states) + logits_bias, labels, ...)`, never with more than `MAX_LOGITS` logits at once.
 
     The gradients are taken with the loss, while a chunk's logits are there, under autocast too. With a soft cap, and
-    under `torch.compile`, each chunk's product is computed once more in the backward pass.
+    under `torch.compile`, each chunk's matmul is computed once more in the backward pass.
 
     Args:
         head: a plain linear layer from states [n, C] to logits [n, V]; without gradients also a prepared one.
@@ -171,6 +171,6 @@ def _add_product(total, left, right):
     if left.dtype is total.dtype:
         total.addmm_(left, right)
         return
-    rows = max(1, _MAX_PRODUCT // right.shape[-1])  # so that the product in the other dtype stays small
+    rows = max(1, _MAX_PRODUCT // right.shape[-1])  # so that the matmul in the other dtype stays small
     for part, own in zip(total.split(rows), left.split(rows), strict=True):
         part += own @ right

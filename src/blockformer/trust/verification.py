@@ -117,7 +117,10 @@ def verify(
         revision: of a Hub id: a branch, tag or commit.
         key: a public key (PEM) that the repo must be signed with; see `sign`.
         reading: for a Hub id: `token`, `cache_dir`, `local_files_only` and `force_download`, as `from_pretrained` takes
-            them. A whole repo is checked, so there is no choice of files.
+            them. A whole repo is checked, so you cannot choose files.
+
+    Returns:
+        What is wrong, by kind of check: `problems` is empty if nothing is.
 
     Raises:
         ConversionError: there is no such repo, or it has no `config.json` of Blockformer.
