@@ -206,3 +206,8 @@ def test_a_static_cache_of_its_own_tokens():
     wanted = model(**inputs, use_cache=False).logits
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=16)
     assert_close(model(**inputs, past_key_values=cache, use_cache=True).logits, wanted)
+
+
+def test_no_step_is_compiled():
+    with pytest.raises(ValueError, match="compile=True is not supported with merged_attention=True: prepare the model"):
+        model_of().prepare_for_inference(compile=True)

@@ -138,8 +138,8 @@ class CompiledSteps:
 
 
 def uncompiled_field(config) -> str | None:
-    """A field by which layers differ in what no compiled step knows, or None."""
-    named = next((name for name in (*VARIED, *OF_LAYERS) if getattr(config, name, None)), None)
+    """A field that no compiled step knows, since layers differ by it or read more than their buffers, or None."""
+    named = next((name for name in (*VARIED, *OF_LAYERS, "merged_attention") if getattr(config, name, None)), None)
     return "layer_types" if named is None and hasattr(config, OF_HYBRID) else named
 
 
