@@ -102,6 +102,11 @@ def test_pickles_with_names_of_before_are_not_upgraded(tmp_path):
     assert blockformer.verify(tmp_path / "new").is_ok
 
 
+def test_a_folder_without_a_config_is_named(tmp_path):
+    with pytest.raises(ConversionError, match=r"no config\.json; the folder is empty: name the one with the model"):
+        blockformer.upgrade(tmp_path)
+
+
 def test_a_trainer_checkpoint_of_before_is_not_upgraded(tmp_path):
     """Under today's names it would be resumed, with the momentum of other weights."""
     old = shutil.copytree(MUSEUM / "2026-11-20" / "trainer" / "checkpoint-2", tmp_path / "checkpoint-2")

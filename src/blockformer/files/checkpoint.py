@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import pickled
 from .config_file import check_bounds, check_tensors, is_ours, read_config
-from .containers import adapter_said, missing_config, numbered_files, of_another_index, unfinished, what_it_is
+from .containers import adapter_said, numbered_files, of_another_index, unfinished, what_it_is, without_config
 from .earlier_names import present_name
 from .errors import CheckpointError, ConversionError, listed, memory_errors, shown
 from .json_files import read_json
@@ -100,9 +100,7 @@ class Checkpoint:
         if elsewhere := model_elsewhere(self.folder):
             raise CheckpointError(f"{self.folder}: {elsewhere}")
         if not os.path.lexists(self.path("config.json")):
-            what = what_it_is(self.folder)
-            said = f"no config.json; {what}" if what else "; ".join(missing_config(self.folder))
-            raise CheckpointError(f"{self.folder}: {said}")
+            raise CheckpointError(f"{self.folder}: {without_config(self.folder)}")
         self.config = read_config(self.member("config.json"))
         files, weight_map = self._weights()
         missing = [shown(name) for name in files if not (self.folder / name).exists()]

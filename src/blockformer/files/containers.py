@@ -111,6 +111,12 @@ def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | Non
     return None
 
 
+def without_config(folder: Path) -> str:
+    """What to say of a folder that has no `config.json`: what it is instead, if its files show that, and the remedy."""
+    what = what_it_is(folder)
+    return f"no config.json; {what}" if what else "; ".join(missing_config(folder))
+
+
 def missing_config(folder: Path) -> tuple[str, str]:
     """The sentence on a folder without a `config.json`, and the remedy."""
     if not any(path.name.endswith(WEIGHT_FILES) or INDEX.fullmatch(path.name) for path in folder.iterdir()):

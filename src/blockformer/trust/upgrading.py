@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from ..declared_fields import of_the_package
 from ..files.atomic import MARK, states_of
 from ..files.config_file import read_config
+from ..files.containers import without_config
 from ..files.earlier_names import are_earlier, present_name
 from ..files.errors import ConversionError, shown
 from ..files.json_files import json_text, read_json
@@ -52,6 +53,8 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
     folder = Path(repo)
     if not folder.is_dir():
         raise ConversionError(f"{repo}: no such folder; download a Hub repo first: hf download ID --local-dir FOLDER")
+    if not os.path.lexists(folder / "config.json"):
+        raise ConversionError(f"{repo}: {without_config(folder)}")
     entries = read_config(folder / "config.json")
     config = _config(repo, entries)
     before = states_of(folder)
