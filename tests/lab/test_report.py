@@ -119,7 +119,7 @@ def test_the_table_says_what_is_clear_and_what_is_not():
     assert "| norm_type=layer_norm | 32,000 | 2.3100 ± 0.0100 | +0.3000 ± 0.0227 | worse | 2 |" in text
     assert "within the spread (1 of 3 diverged)" in text
     assert "| wilder | 32,000 | - |  | diverged | 2 |" in text
-    assert "only where the interval does not contain 0." in text
+    assert "only if the interval does not contain 0." in text
     assert text.endswith("a note\n")
     alone = {group.name: group.reading for group in group_rows([each for each in rows() if each["seed"] == 1])}
     assert alone["qk_norm=false"] == "one seed tells no spread"
