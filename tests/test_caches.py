@@ -8,8 +8,8 @@ import torch
 import transformers
 from encoder_decoders import t5_pair
 from packaging.version import Version
-from pairs import latent_pair, left_padded, pair, token_ids
-from transformers import BertConfig, BertModel, DynamicCache, EncoderDecoderCache
+from pairs import assert_close, latent_pair, left_padded, pair, token_ids
+from transformers import BertConfig, BertModel, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import CacheLayerMixin, QuantizedCache, QuantizedLayer
 
 import blockformer
@@ -184,6 +184,17 @@ def test_a_quantized_cache_is_refused_where_transformers_has_none(models, few_st
             text_of(a_model, **few_steps)
         messages.append(str(refused.value))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("name", ["decoder", "windows"])
+def test_a_mask_may_cover_all_the_room_of_a_static_cache(models, name):
+    logits = []
+    for model in models[name]:
+        cache, mask = StaticCache(model.config, max_cache_len=16), (torch.arange(16) < 6).long()[None]
+        with torch.no_grad():
+            model(token_ids(1, 5), past_key_values=cache)
+            logits.append(model(token_ids(1, 1, seed=1), attention_mask=mask, past_key_values=cache).logits)
+    assert_close(*logits)
 
 
 def test_an_encoder_writes_no_text():

@@ -175,3 +175,25 @@ def test_a_repo_works_by_its_own_code_alone(tmp_path, fresh):
     found = json.loads(fresh(program("remote_parts"), tmp_path, json.dumps(autos), folder=tmp_path))
     for name, logits in wanted.items():
         assert_close(torch.tensor(found[name]), logits)
+
+
+LATENT = {"kv_lora_rank": 16, "head_dim": 16, "rope_parameters": {"partial_rotary_factor": 0.5}}
+RECORDED = {"qwen2_moe": EXPERTS, "llama": LATENT, "gemma4_text": PARTS["gemma4_text"], "deberta-v2": DISTANCES}
+
+
+def test_what_parts_record_is_the_same_in_a_repo(tmp_path, fresh):
+    """From a folder, the library imports the config's code and the model's apart, so each has classes of its own."""
+    autos, wanted = {}, {}
+    for name, fields in RECORDED.items():
+        config = blockformer.preset(name, **{**SIZED, **fields}, attn_implementation="eager")
+        autos[name] = "AutoModelForCausalLM" if config.is_decoder else "AutoModelForMaskedLM"
+        model = getattr(blockformer, config.auto_classes[autos[name]].partition(".")[2])(config).eval()
+        model.save_pretrained(tmp_path / name)
+        with torch.no_grad():
+            output = model(torch.arange(2, 18).view(2, 8), output_attentions=True, output_router_logits=True)
+        wanted[name] = [list(output.get(key) or ()) for key in ("attentions", "router_logits")]
+        assert len(wanted[name][0]) == config.num_hidden_layers
+        assert bool(wanted[name][1]) is bool(config.num_experts)
+    found = json.loads(fresh(program("remote_records"), tmp_path, json.dumps(autos), folder=tmp_path))
+    for name, recorded in wanted.items():
+        assert_close([[torch.tensor(each) for each in kind] for kind in found[name]], recorded)

@@ -374,6 +374,18 @@ def test_prepared_models_leave_such_layers_as_they_are(kind):
     assert kinds == [own, "DynamicLayer", own]
 
 
+@pytest.mark.slow
+def test_an_exported_convolution_reads_texts_of_any_length():
+    ours, sizes = model(CONV), {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=128)}
+    batch = {"input_ids": token_ids(2, 9, vocab=97), "use_cache": False}
+    shapes = {"input_ids": sizes, "use_cache": None}
+    with torch.no_grad():
+        program = torch.export.export(ours, (), batch, dynamic_shapes=shapes, strict=False).module()
+        for rows, length in ((3, 2), (1, 3), (2, 20)):
+            ids = token_ids(rows, length, seed=4, vocab=97)
+            assert_close(program(input_ids=ids, use_cache=False).logits, ours(ids).logits)
+
+
 @torch.no_grad()
 def test_a_state_is_as_large_as_its_layer_says(kind):
     a_model = model(kind)

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 from pairs import assert_close, assert_gradients_close
-from transformers import DynamicCache
+from transformers import DynamicCache, Gemma4ForCausalLM, Gemma4TextConfig
 
 import blockformer
 from blockformer.engine import explain
@@ -244,6 +244,22 @@ def test_the_factor_of_a_layer_does_not_learn():
     assert not any(name.endswith(".scale") for name, _ in model.named_parameters())
     assert {name for name in model.state_dict() if name.endswith(".scale")}
     assert torch.equal(blockformer.BlockformerDecoderModel(config_of(**MORE)).layers[0].end.scale, torch.ones(1))
+
+
+def test_the_table_for_all_layers_learns_of_padding_what_the_official_one_does(tmp_path):
+    sizes = {name: SETTINGS[name] for name in SETTINGS if name not in (*VARIED, "qk_norm", "attention_scale")}
+    sizes |= {"global_head_dim": 16, "num_kv_shared_layers": 2, "tie_word_embeddings": True}
+    sizes |= {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 61}
+    torch.manual_seed(0)
+    theirs = Gemma4ForCausalLM(Gemma4TextConfig(**sizes)).eval()
+    theirs.save_pretrained(tmp_path)
+    ours, ids = blockformer.from_official(tmp_path).eval(), tokens()
+    ids[:, 5:8] = 0
+    for model in (ours, theirs):
+        model(ids, labels=ids).loss.backward()
+    table, official = ours.model.token_inputs.embed_tokens.weight, theirs.model.embed_tokens_per_layer.weight
+    assert not official.grad[0].any()
+    assert_close(table.grad, official.grad)
 
 
 def test_new_tokens_get_rows_for_all_layers():

@@ -117,23 +117,22 @@ def _outside(ids, limit: int) -> int | None:
 
 
 def _check_mask(name: str, mask, inputs, past, past_key_values, config) -> bool:
-    """A static cache knows its length as a tensor; its mask may also cover all of the cache's room."""
+    """A static cache knows its length as a tensor, or as a number if its first layer slides; its mask may cover all."""
     batch, length = inputs.shape[:2]
     if not isinstance(mask, torch.Tensor) or mask.dim() >= 4:
         return False
     if mask.dim() != 2 or mask.shape[0] != batch:
         raise ValueError(f"{name} must be [batch={batch}, length] (or 4D), not {list(mask.shape)}.")
     _check_place(config, name, mask, inputs.device)
-    rooms = set()
-    if not isinstance(past, int):
+    rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
+    if is_static := not isinstance(past, int):
         if not is_readable(mask):
             return False
         past = int(past)
-        rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
     if mask.shape[1] != past + length and mask.shape[1] not in rooms:
         there = f"{past + length} ({past} of them cached)" if past else past + length
         raise ValueError(f"{name} covers {mask.shape[1]} tokens, but there are {there}: pass one per token.")
-    return _check_mask_values(mask) and not rooms
+    return _check_mask_values(mask) and not is_static
 
 
 def _check_place(config, name: str, mask, device) -> None:

@@ -18,7 +18,7 @@ from .compat import CACHE, OutputRecorder, is_readable, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
 from .dense_and_sparse import DenseAndSparse  # noqa: F401
-from .experts import Router, add_router_loss  # their @use_experts_implementation is looked for in this file
+from .experts import add_router_loss  # its @use_experts_implementation is looked for in this file
 from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import cached_length, check_early_exit, check_room, own_layers
 from .language_model_head import LanguageModelHead
@@ -49,7 +49,7 @@ class BlockformerDecoderModel(Stack):
     """A decoder without a head: tokens [B, T] to states [B, T, C]. See `Stack.forward`."""
 
     config_class = BlockformerDecoderConfig
-    _can_record_outputs = Stack._can_record_outputs | {"router_logits": OutputRecorder(Router, index=0)}
+    _can_record_outputs = Stack._can_record_outputs | {"router_logits": OutputRecorder(None, class_name=".mlp.gate")}
 
     def __init__(self, config):
         is_causal = not getattr(config, "bidirectional", False)  # a config of another topology is refused by its base

@@ -4,7 +4,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from .attention import Attention
 from .compat import OutputRecorder, tell_peft
 from .layer import Layer, layer_class
 from .runtime import Runtime, by_package
@@ -35,11 +34,11 @@ class BlockformerPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    # A name for each recorder: self- and cross-attention are one class.
+    # By the module's name: self- and cross-attention are one class, and the config may have its own copy of a part's.
     _can_record_outputs = {
         "hidden_states": Layer,
-        "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
-        "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
+        "attentions": OutputRecorder(None, index=1, class_name=".self_attn"),
+        "cross_attentions": OutputRecorder(None, index=1, class_name=".cross_attn"),
     }
 
     def __init__(self, config):

@@ -142,8 +142,8 @@ class StateLayer(nn.Module):
         It also sees the last tokens before them, which `held` keeps as [B, D, W]: the first one of these is too old.
         """
         length, window, past = states.shape[1], self.window, states_of(held)[0]
-        seen = states if past is None else torch.cat((past[..., 1:].transpose(1, 2), states), dim=1)
-        start = seen.shape[1] - length
+        start = window - 1  # so many come before the tokens: the past, or zeros, which add nothing
+        seen = F.pad(states, (0, 0, start, 0)) if past is None else torch.cat((past[..., 1:].mT, states), dim=1)
         if held is not None:
             new = F.pad(states, (0, 0, max(window - length, 0), 0))[:, -window:] if past is None else states
             held.update_conv_state(new.transpose(1, 2))
@@ -152,12 +152,11 @@ class StateLayer(nn.Module):
         earlier = None if sequences is None else F.pad(sequences, (start, 0), value=1)
         output = seen[:, start:] * taps[-1]
         for back in range(1, window):
-            first = max(back - start, 0)  # of the tokens for which so far back there is one
-            places = slice(start + first - back, max(start + length - back, 0))
+            places = slice(start - back, start - back + length)
             part = seen[:, places]
             if earlier is not None:
-                part = part * (earlier[:, places] == sequences[:, first:])[..., None]
-            output[:, first:].addcmul_(part, taps[-1 - back])
+                part = part * (earlier[:, places] == sequences)[..., None]
+            output.addcmul_(part, taps[-1 - back])
         return output
 
 

@@ -97,7 +97,8 @@ class TokenInputs(nn.Module):
         super().__init__()
         self.size = config.hidden_size_per_layer_input
         width = config.num_hidden_layers * self.size
-        self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.token_input_table else None
+        table = (config.vocab_size, width, config.pad_token_id if config.pad_token_learns is False else None)
+        self.embed_tokens = nn.Embedding(*table) if config.token_input_table else None
         if self.embed_tokens is not None:
             self.embed_tokens.initializer_factor = self.size**-0.5
         self.projection = nn.Linear(config.hidden_size, width, bias=False)
