@@ -667,7 +667,11 @@ TURNED_IN_PART = {
         ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network or exp"),
         ("bamba", {"attn_layer_indices": [1], "time_step_limit": [0.0, 2.0]}, "steps have no upper bound here"),
         *(
-            (family, {"rope_parameters": by_type}, f"partial_rotary_factor of {kind} is 0.5, which this family does not")
+            (
+                family,
+                {"rope_parameters": by_type},
+                f"partial_rotary_factor of {kind} is 0.5, which this family does not",
+            )
             for kind, by_type in TURNED_IN_PART.items()
             for family in ("gemma3_text", "olmo3", "modernbert", "gemma4_text")
         ),
