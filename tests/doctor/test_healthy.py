@@ -14,6 +14,7 @@ from blockformer.doctor.finding import NOTE
 from ..conversion import test_decoder_families, test_encoder_decoder_families, test_encoder_families
 from ..conversion.oracles import SMALL, edit_config, edit_tensors, official_model
 from ..conversion.rows import Row, model_of
+from ..conversion.test_t5gemma2 import whole_model
 
 USUAL = {
     "decoder": (test_decoder_families.ROWS, test_decoder_families.SIZES),
