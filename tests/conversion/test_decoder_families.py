@@ -675,6 +675,8 @@ TURNED_IN_PART = {
             for kind, by_type in TURNED_IN_PART.items()
             for family in ("gemma3_text", "olmo3", "modernbert", "gemma4_text")
         ),
+        ("granite", {"logits_scaling": 0.0}, "logits_scaling is 0.0; it must be a positive number"),
+        ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1; it must be a positive number"),
         ("bamba", {"attn_layer_indices": []}, "layer_types names 'state_space': add a layer of 'full_attention'"),
     ],
 )
