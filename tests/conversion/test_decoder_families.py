@@ -673,7 +673,7 @@ TURNED_IN_PART = {
                 f"partial_rotary_factor of {kind} is 0.5, which this family does not",
             )
             for kind, by_type in TURNED_IN_PART.items()
-            for family in ("gemma3_text", "olmo3", "modernbert", "gemma4_text")
+            for family in ("gemma3_text", "olmo3", "modernbert", "gemma4_text", "cohere_compass_text")
         ),
         ("granite", {"logits_scaling": 0.0}, "logits_scaling is 0.0; it must be a positive number"),
         ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1; it must be a positive number"),
