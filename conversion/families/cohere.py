@@ -133,6 +133,8 @@ class RopeWhereTurned(Rope):
                 f"config.json: rope_parameters says nothing of {lacking[0]}; the official class needs it"
             )
         turned = {kind: rope[kind] for kind in sorted({*types}) if rope[kind] is not None}
+        for kind, own in turned.items():
+            self.check_part(own, f" of {kind}")
         if not turned:
             return {"position_type": "none", "rope_parameters": None, "rope_layers": None}
         usual = next(iter(turned.values()))
@@ -178,7 +180,9 @@ COMPASS = Family(
     settings=DecoderSettings(
         fields=FIELDS,
         rope=RopeWhereTurned(),
-        computed=[Computed(lambda official: {"logit_scale": official.config.logit_scale or 1.0})],
+        computed=[
+            Computed(lambda official: {"logit_scale": 1.0 if (scale := official.config.logit_scale) is None else scale})
+        ],
         unsupported={"pooling": (None,)},
     ),
 )

@@ -55,6 +55,7 @@ class Composite:
         return self.name + self.ending
 
 
+PLAIN = {name: name for name in ("llama", "mistral", "qwen2")}
 COMPOSITES = {
     "gemma3": Composite("Gemma3", {"gemma3_text": "gemma3_text"}),
     "gemma4": Composite("Gemma4", {"gemma4_text": "gemma4_text"}),
@@ -62,6 +63,9 @@ COMPOSITES = {
     "cohere_compass": Composite("CohereCompass", {"cohere_compass_text": "cohere_compass_text"}),
     "aria": Composite("Aria", {"aria_text": "aria_text"}),
     "embedding_gemma2": Composite("EmbeddingGemma2", {"embedding_gemma2_text": "embedding_gemma2_text"}, "Model"),
+    "llava": Composite("Llava", PLAIN),
+    "llava_next": Composite("LlavaNext", PLAIN),
+    "llava_onevision": Composite("LlavaOnevision", PLAIN),
     "mistral3": Composite("Mistral3", {"mistral": "mistral", "ministral3": "ministral3"}),
     "qwen2_vl": Composite("Qwen2VL", {"qwen2_vl_text": "qwen2"}),
     "qwen2_5_vl": Composite("Qwen2_5_VL", {"qwen2_5_vl_text": "qwen2"}),

@@ -57,7 +57,8 @@ class HeadDropout(Value):
     """Our `classifier_dropout`, whose None is `hidden_dropout`: the official class always has a number."""
 
     def read(self, official):
-        return {"classifier_dropout": float(official.config.classifier_dropout)}
+        dropout = official.config.classifier_dropout  # null in some files, which no class with such a head can run
+        return {"classifier_dropout": None if dropout is None else float(dropout)}
 
     def write(self, config, head):
         dropout = config.classifier_dropout

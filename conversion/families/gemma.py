@@ -6,7 +6,7 @@ windows, soft caps and, except in VaultGemma, a norm before and after each sub-l
 
 from blockformer.files.errors import ConversionError
 
-from ..values import Computed, RootOfWidth, RopeByLayerType, invert_power
+from ..values import Computed, RootOfWidth, RopeByLayerType, invert_power, positive
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import by_type, every, root_of_width, rotary
@@ -25,7 +25,7 @@ CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcappi
 
 def read_scores(official):
     """The factor of the scores is one over the root of a number, usually the size of a head."""
-    number, size = official.config.query_pre_attn_scalar, official.config.head_dim
+    number, size = positive(official, "query_pre_attn_scalar"), official.config.head_dim
     return {"attention_scale": None if number == size else number**-0.5}
 
 

@@ -10,7 +10,7 @@ from blockformer.files.errors import ConversionError, shown
 from ..rules.operations import Split
 from ..rules.table import Rule, module_rules
 from ..storage.spelling import Ending
-from ..values import Computed, Factor, Flag, NotExpressible, Rope, invert_power
+from ..values import Computed, Factor, Flag, NotExpressible, Rope, invert_power, positive
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import all_but, rotary
@@ -25,7 +25,7 @@ FRESH = {
     "logit_scale": 0.125,
 }
 LOGITS = Computed(
-    lambda official: {"logit_scale": 1 / official.config.logits_scaling},
+    lambda official: {"logit_scale": 1 / positive(official, "logits_scaling")},
     lambda config, head: {"logits_scaling": invert_power(config.logit_scale, -1.0)},
 )
 SETTINGS: dict[str, Any] = {

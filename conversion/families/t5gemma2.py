@@ -115,6 +115,9 @@ class MergedNames(EncoderDecoderNames):
         return CheckpointVariant(head.official, traits | self.traits_of_ties(head, official, found, traits))
 
 
+OTHER_CLASSES = ("T5Gemma2Model", "T5Gemma2ForSequenceClassification", "T5Gemma2ForTokenClassification")
+_ONLY = "of a repo with a vision tower only T5Gemma2ForConditionalGeneration is read"
+
 FAMILY = Family(
     "t5gemma2",
     [
@@ -133,7 +136,7 @@ FAMILY = Family(
         "tie_word_embeddings": True,
         "final_dropout": True,
     },
-    names=MergedNames(rules=stack_rules, has_own_layout=False),
+    names=MergedNames(rules=stack_rules, has_own_layout=False, refused=dict.fromkeys(OTHER_CLASSES, _ONLY)),
     settings=EncoderDecoderSettings(
         fields={
             "dropout_rate": ("hidden_dropout", "activation_dropout"),

@@ -5,6 +5,6 @@ from .common import DROPOUTS, TOKENS, common_entries, token_or_none
 from .encoder import RELATIVE, SIDE, TOKEN_TYPES, EncoderPositions, Pooler
 from .heads import NOT_PRUNED, PRUNED_HEADS, HeadDim
 from .rotary import AXES, Rope, RopeByLayerType, RopeOfText, RotaryPart, only_sliding_layers_rotate, part_of
-from .scalars import Factor, Flag, InnerSize, RootOfWidth, invert_power, roundest
+from .scalars import Factor, Flag, InnerSize, RootOfWidth, invert_power, positive, roundest
 from .states import ScansByLayer, StatesByLayer, least_step
 from .windows import Window

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .base import Value
+from blockformer.files.errors import ConversionError
+from blockformer.model.axes import is_number
+
+from .base import Official, Value
 
 
 class InnerSize(Value):
@@ -33,6 +36,18 @@ def roundest(exact: float, fits: Callable[[float], bool]) -> float:
     near = (*rounded, exact, math.nextafter(exact, math.inf), math.nextafter(exact, 0))
     found = next((each for each in near if each > 0 and fits(each)), exact)
     return int(found) if found == int(found) else found
+
+
+def positive(official: Official, name: str) -> float:
+    """The value of an official setting that must be a positive number.
+
+    Raises:
+        ConversionError: it is not.
+    """
+    value = getattr(official.config, name)
+    if not is_number(value) or value <= 0:
+        raise ConversionError(f"config.json: {name} is {value!r}; it must be a positive number")
+    return value
 
 
 def invert_power(factor: float, power: float) -> float:

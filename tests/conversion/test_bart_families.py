@@ -831,3 +831,9 @@ def test_a_bias_that_has_learnt_goes_out_too(tmp_path):
     assert_verified(convert(tmp_path / "src", tmp_path / "back", to_official=True))
     official = official_class("bart").from_pretrained(tmp_path / "back")
     assert torch.equal(official.final_logits_bias[0], ours.lm_head.bias)
+
+
+def test_a_classifier_dropout_of_null_is_read():
+    """A class with such a head cannot run it, but a language model has no use for it."""
+    entries = {"model_type": "bart", "architectures": ["BartForConditionalGeneration"], "classifier_dropout": None}
+    assert FAMILIES["bart"].config_from(entries)["classifier_dropout"] is None

@@ -667,10 +667,16 @@ TURNED_IN_PART = {
         ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network or exp"),
         ("bamba", {"attn_layer_indices": [1], "time_step_limit": [0.0, 2.0]}, "steps have no upper bound here"),
         *(
-            (family, {"rope_parameters": by_type}, f"partial_rotary_factor of {kind} is 0.5, which this family does not")
+            (
+                family,
+                {"rope_parameters": by_type},
+                f"partial_rotary_factor of {kind} is 0.5, which this family does not",
+            )
             for kind, by_type in TURNED_IN_PART.items()
-            for family in ("gemma3_text", "olmo3", "modernbert", "gemma4_text")
+            for family in ("gemma3_text", "olmo3", "modernbert", "gemma4_text", "cohere_compass_text")
         ),
+        ("granite", {"logits_scaling": 0.0}, "logits_scaling is 0.0; it must be a positive number"),
+        ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1; it must be a positive number"),
         ("bamba", {"attn_layer_indices": []}, "layer_types names 'state_space': add a layer of 'full_attention'"),
     ],
 )

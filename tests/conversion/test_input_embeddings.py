@@ -20,6 +20,7 @@ from .test_encoder_decoder_families import LIKE_BART
 from .test_encoder_families import FIRST as ENCODERS
 from .test_encoder_families import SIZES as ENCODER_SIZES
 from .test_gemma_embeddings import second
+from .test_t5gemma2 import whole_model
 
 IN_EMBEDDING = {name for name, family in FAMILIES.items() if family.settings.scales_in_embedding}
 TOKENS_ONLY = {"falcon_h1", "fsmt", "gemma4_text", "marian"}
@@ -42,13 +43,14 @@ def theirs_of(family):
 
 
 @torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*the official router draws experts at random")
+@pytest.mark.filterwarnings("ignore:.*the official router draws experts at random", "ignore:.*stay there, and")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_embedding_and_vectors_in_its_place(family, tmp_path):
     """The module's output in float32 and bfloat16, and the numbers that follow from vectors that it has not made."""
     if Version(transformers.__version__) < Version("5.23"):
         pytest.skip("older classes of some families scale elsewhere")
-    theirs = second(tmp_path) if family == "embedding_gemma2_text" else theirs_of(family)
+    others = {"embedding_gemma2_text": lambda: second(tmp_path), "t5gemma2": whole_model}
+    theirs = others[family]() if family in others else theirs_of(family)
     theirs.save_pretrained(tmp_path)
     ours = blockformer.from_official(tmp_path)
     ids = torch.arange(5, 21)[None]

@@ -14,6 +14,7 @@ from blockformer.doctor.finding import NOTE
 from ..conversion import test_decoder_families, test_encoder_decoder_families, test_encoder_families
 from ..conversion.oracles import SMALL, edit_config, edit_tensors, official_model
 from ..conversion.rows import Row, model_of
+from ..conversion.test_t5gemma2 import whole_model
 
 USUAL = {
     "decoder": (test_decoder_families.ROWS, test_decoder_families.SIZES),
@@ -33,6 +34,8 @@ def small_model(name):
     """A small model of a family, whose matrices do not look like a fresh draw."""
     if name in SMALL:
         return trained(official_model(name))
+    if name == "t5gemma2":
+        return trained(whole_model())
     family = FAMILIES[name]
     model_type = index.MODEL_TYPES.get(name, name)
     found = ((row, sizes) for rows, sizes in USUAL.values() for row in rows if row.family in (name, model_type))

@@ -137,7 +137,8 @@ def test_every_field_that_describes_a_model_steers_a_box():
         ("gemma4_text", {"num_hidden_layers": 12, "intermediate_sizes": [*[64] * 8, *[128] * 4]}),
         ("opt", {"token_embedding_size": 48}),
         ("llama", {"final_projection_size": 48}),
-        ("t5gemma", {}),
+        ("t5gemma", {"merged_attention": True, "centered_window": True}),
+        ("t5gemma", {"scales_in_embedding": True, "unscaled_token_id": 5}),
         ("gpt2", ALL),
     ]
     named = set()
