@@ -88,8 +88,7 @@ def announce_language_model(config_class) -> None:
 def tell_peft(model_type: str) -> None:
     """Give PEFT, if imported, default targets for a model type: the entry that most nearly names our modules.
 
-    PEFT keeps a table by model type for each of its methods. It is not imported from here, which would take seconds.
-    Other threads may add to a table meanwhile, so a copy is looked through.
+    PEFT, which takes seconds to import, has a table for each of its methods. Other threads may add to one meanwhile.
     """
     for name, table in list(vars(sys.modules.get("peft.utils.constants", object)).items()):
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and model_type not in table:

@@ -1,7 +1,6 @@
 """Checks of a model's inputs: what would give an obscure error or, worse, a silently wrong result, is refused here.
 
-Shapes are always checked. Values are read on the CPU only, where nothing has to wait for it, and never while a graph is
-being traced. Each check raises ValueError, which names the argument and the fix.
+Shapes are always checked; values only on the CPU, and never in a traced graph. A ValueError names argument and fix.
 """
 
 import torch
