@@ -154,7 +154,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        # With `create_graph` gradients are on here. PyTorch's own `once_differentiable` sees only whether `grad` has one.
+        # Gradients are on here with `create_graph`, of which `once_differentiable` looks only at `grad`.
         if ctx.grads is None or torch.is_grad_enabled():
             again = "for a second backward pass or second derivatives, call with return_logits=True"
             raise RuntimeError(f"this loss did not keep its logits: {again}.")
