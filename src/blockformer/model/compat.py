@@ -76,10 +76,7 @@ def generation_field_names() -> set:
 
 
 def announce_language_model(config_class) -> None:
-    """Enter the language model of a topology into the library's list of its kind, which registering does not do.
-
-    `Trainer` shifts smoothed labels only for causal ones, and other tools (lm-eval) tell the kind of a model by them.
-    """
+    """Enter a topology's language model into the library's list by which `Trainer` and lm-eval tell its kind."""
     for auto_class, names in (("AutoModelForCausalLM", CAUSAL), ("AutoModelForSeq2SeqLM", SEQ_TO_SEQ)):
         if auto_class in config_class.auto_classes:
             names[config_class.model_type] = config_class.auto_classes[auto_class].rpartition(".")[2]

@@ -54,10 +54,7 @@ def check_inputs(config, vocab_size, input_ids, inputs_embeds, attention_mask, p
 
 
 def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: int, cu_seq_lens) -> None:
-    """Refuse an encoder's states [B, S, C], or their mask, that a batch of B rows cannot look at.
-
-    None or a ready 4D mask is not looked at. `cu_seq_lens` says where the sequences of the input begin, or is None.
-    """
+    """Refuse an encoder's states [B, S, C], or their mask [B, S], that a batch of B rows cannot look at."""
     if encoder_hidden_states is None:
         return
     if not stack.has_cross_attention:
