@@ -398,6 +398,41 @@ def test_lora_trains_merges_and_loads(tmp_path, targets):
     assert_close(logits_of(untouched, ids), logits)
 
 
+def test_layers_that_lora_repeats_are_those_of_transformers():
+    """PEFT's `layer_replication` puts more layers into a model and raises only their number in its config."""
+    peft = pytest.importorskip("peft")
+    adapted = []
+    for a_model in pair("llama"):
+        torch.manual_seed(1)
+        settings = peft.LoraConfig(init_lora_weights=False, layer_replication=[[0, 3], [1, 3]])
+        adapted.append(peft.get_peft_model(a_model, settings).eval())
+    assert_close(*(logits_of(a_model) for a_model in adapted))
+    ours, theirs = (greedy(a_model, token_ids(2, 6)) for a_model in adapted)
+    assert ours.equal(theirs)
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "stack", "field"),
+    [
+        ("qwen3", "DecoderForCausalLM", "", "num_hidden_layers"),
+        ("qwen3_moe", "DecoderForCausalLM", "", "num_hidden_layers"),
+        ("bert", "EncoderForMaskedLM", "", "num_hidden_layers"),
+        ("t5", "EncoderDecoderForConditionalGeneration", "decoder.", "decoder_layers"),
+    ],
+)
+def test_a_model_with_fewer_layers_saves_and_loads(tmp_path, preset, name, stack, field):
+    """Layers are often taken away by hand, and their number in the config is changed."""
+    a_model, inputs = model_and_inputs(preset, f"Blockformer{name}")
+    a_model.eval()
+    del a_model.model.get_submodule(f"{stack}layers")[-1]
+    setattr(a_model.config, field, getattr(a_model.config, field) - 1)
+    a_model.save_pretrained(tmp_path)
+    again = type(a_model).from_pretrained(tmp_path).eval()
+    assert len(again.model.get_submodule(f"{stack}layers")) == getattr(a_model.config, field)
+    with torch.no_grad():
+        assert again(**inputs).logits.equal(a_model(**inputs).logits)
+
+
 def test_lora_gives_the_logits_of_transformers():
     peft = pytest.importorskip("peft")
     adapted = []

@@ -18,6 +18,7 @@ from pairs import (
     pair,
     token_ids,
 )
+from torch.nn import functional
 from transformers import (
     DataCollatorForLanguageModeling,
     Qwen3ForQuestionAnswering,
@@ -29,6 +30,7 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother
 
 import blockformer
+from blockformer.training import chunked_loss
 
 MILD = {"initializer_range": 0.2}
 SMALL = {"initializer_range": 0.1, "num_hidden_layers": 2}
@@ -82,6 +84,31 @@ def test_loss_and_gradients_of_transformers(tied):
     loss, their_loss = ours(**row).loss, theirs(**row).loss
     assert_close(loss, their_loss)
     assert_gradients_close(gradients_of(ours, loss), gradients_of(theirs, their_loss))
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_loss_function_of_the_user_is_called_as_by_transformers(prepared, monkeypatch):
+    """It is set as `model.loss_function`, gets the labels as they came, and shifts them itself."""
+    monkeypatch.setattr(chunked_loss, "MAX_LOGITS", 1)
+    seen = []
+
+    def focal(logits, labels, vocab_size, **others):
+        seen.append(sorted(others))
+        logits, labels = logits[:, :-1].reshape(-1, vocab_size), labels[:, 1:].reshape(-1)
+        losses = functional.cross_entropy(logits.float(), labels, reduction="none")
+        return ((1 - torch.exp(-losses)) ** 2 * losses).sum() / others.get("num_items_in_batch", 1)
+
+    models = pair(**MILD)
+    for a_model in models:
+        a_model.train().loss_function = focal
+    if prepared:
+        models[0].prepare_for_training()
+    row = torch.utils.data.default_collate(uneven_rows())
+    for counted in ({}, {"num_items_in_batch": 7}):
+        loss, their_loss = (a_model(**row, **counted).loss for a_model in models)
+        assert_close(loss, their_loss)
+        assert seen[-2] == seen[-1] == list(counted)
+        assert_gradients_close(*(gradients_of(*each) for each in zip(models, (loss, their_loss), strict=True)))
 
 
 def test_the_loss_is_divided_by_the_items_of_the_whole_step():

@@ -468,3 +468,13 @@ def test_the_graph_is_gone_after_one_backward_pass(few):
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="return_logits=True"):
         loss.backward()
+
+
+def test_second_derivatives_are_refused_or_those_of_all_logits(few):
+    """PyTorch would drop the head's share of them without a word."""
+    model, batch = make("qwen3")
+    model.set_attn_implementation("eager")  # a fused one has no second derivatives
+    with pytest.raises(RuntimeError, match="second derivatives, call with return_logits=True"):
+        torch.autograd.grad(model(**batch).loss, [*model.parameters()], create_graph=True)
+    once = torch.autograd.grad(model(**batch, return_logits=True).loss, [*model.parameters()], create_graph=True)
+    assert all(each.grad_fn is not None for each in once)

@@ -121,8 +121,7 @@ class Part:
 
     Each part speaks for itself, in the order of `parts_of`, and calls no `super`. It may have `fill_defaults()` for
     fields that are None and follow from others, `check()` for fields that contradict each other, and `share_out(plan,
-    has_cross_attention)` to say in a plan for a stack, by name, how processes share its modules: each has some of the
-    heads and of the inner states.
+    has_cross_attention)` to say in a plan for a stack, by name, how processes share its modules.
     """
 
     if typing.TYPE_CHECKING:

@@ -76,10 +76,7 @@ def generation_field_names() -> set:
 
 
 def announce_language_model(config_class) -> None:
-    """Enter the language model of a topology into the library's list of its kind, which registering does not do.
-
-    `Trainer` shifts smoothed labels only for causal ones, and other tools (lm-eval) tell the kind of a model by them.
-    """
+    """Enter a topology's language model into the library's list by which `Trainer` and lm-eval tell its kind."""
     for auto_class, names in (("AutoModelForCausalLM", CAUSAL), ("AutoModelForSeq2SeqLM", SEQ_TO_SEQ)):
         if auto_class in config_class.auto_classes:
             names[config_class.model_type] = config_class.auto_classes[auto_class].rpartition(".")[2]
@@ -88,8 +85,7 @@ def announce_language_model(config_class) -> None:
 def tell_peft(model_type: str) -> None:
     """Give PEFT, if imported, default targets for a model type: the entry that most nearly names our modules.
 
-    PEFT keeps a table by model type for each of its methods. It is not imported from here, which would take seconds.
-    Other threads may add to a table meanwhile, so a copy is looked through.
+    PEFT, which takes seconds to import, has a table for each of its methods. Other threads may add to one meanwhile.
     """
     for name, table in list(vars(sys.modules.get("peft.utils.constants", object)).items()):
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and model_type not in table:

@@ -1,8 +1,7 @@
 """The configuration: one base for all topologies, each of which has a class in a file of its own.
 
 A field is declared once, by `axis`: the fields of a part of the model next to the part, of the whole model here.
-All are checked when the config is made, before any memory is taken. No field names a model family: a family is a choice
-of values (see `presets/`).
+All are checked when the config is made, before any memory is taken. No field names a family, which is only values.
 """
 
 from dataclasses import fields
@@ -34,6 +33,8 @@ INHERITED_ARGUMENTS = frozenset(
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
 BY_WAY_OF = "with_blocks."  # the module of the `auto_map` where there are blocks from outside
+# Per-layer lists that follow a number of layers, where all entries are alike.
+_LISTS = {"num_hidden_layers": ("layer_types", "mlp_layer_types"), "decoder_layers": ("decoder_layer_types",)}
 _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
 
 
@@ -121,6 +122,14 @@ class BlockformerConfig(
         super().__init_subclass__(**kwargs)
         lines = (f"        {name} {each.describe()}" for name, each in axes(cls).items())
         cls.__doc__ = "\n".join([f"{cls.__doc__}\n    Args:", *lines, ""])
+
+    def __setattr__(self, name, value):
+        """Set a field. When layers are added or removed by hand (PEFT's `layer_replication`), uniform lists follow."""
+        lists = _LISTS.get(name, ()) if name in vars(self) else ()
+        super().__setattr__(name, value)
+        for each in lists:
+            if len(types := {*(vars(self).get(each) or ())}) == 1:
+                setattr(self, each, [*types] * value)
 
     def __post_init__(self, **kwargs):
         """Each field by itself; the defaults that follow from other fields; all fields together."""

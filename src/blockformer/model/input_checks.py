@@ -1,7 +1,6 @@
 """Checks of a model's inputs: what would give an obscure error or, worse, a silently wrong result, is refused here.
 
-Shapes are always checked. Values are read on the CPU only, where nothing has to wait for it, and never while a graph is
-being traced. Each check raises ValueError, which names the argument and the fix.
+Shapes are always checked; values only on the CPU, and never in a traced graph. A ValueError names argument and fix.
 """
 
 import torch
@@ -55,10 +54,7 @@ def check_inputs(config, vocab_size, input_ids, inputs_embeds, attention_mask, p
 
 
 def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: int, cu_seq_lens) -> None:
-    """Refuse an encoder's states [B, S, C], or their mask, that a batch of B rows cannot look at.
-
-    None or a ready 4D mask is not looked at. `cu_seq_lens` says where the sequences of the input begin, or is None.
-    """
+    """Refuse an encoder's states [B, S, C], or their mask [B, S], that a batch of B rows cannot look at."""
     if encoder_hidden_states is None:
         return
     if not stack.has_cross_attention:

@@ -1,7 +1,6 @@
 """Losses. Each takes `num_items_in_batch`, so that gradient accumulation equals one large batch.
 
-A loss covers all labels except -100, whatever a mask says: these are the items that `Trainer` counts, so a sum and its
-divisor always speak of the same tokens.
+A loss covers all labels except -100, whatever a mask says: the same tokens that `Trainer` counts and divides by.
 
 B batch, T length, V vocabulary.
 """

@@ -142,10 +142,7 @@ def _check_missing(model, source, missing, unexpected) -> None:
 
 
 def _new_parts(model, missing) -> set:
-    """Which of the missing weights a good checkpoint may lack: they are made for what it is loaded for.
-
-    A head and a pooler, where the checkpoint is of another class; cross-attention, where there is none of it yet.
-    """
+    """Missing weights that may be new: head and pooler of another class than the checkpoint's, cross-attention."""
     body = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
     new = set()
     if type(model).__name__ not in (model.config.architectures or ()):
@@ -165,8 +162,7 @@ def listed(lines, limit=20) -> str:
 def _draw_by_inputs(module) -> None:
     """Weights with the deviation 1/sqrt(inputs), embeddings with 1, as T5 draws them (Raffel et al., 2020).
 
-    Embeddings that are scaled are drawn so that they have 1 after it. A module that is to differ has an
-    `initializer_factor`; of remote code the library does not ask what holds a module.
+    Scaled embeddings have 1 after the factor. A module that is to differ has an `initializer_factor`.
     """
     factor = getattr(module, "initializer_factor", 1.0)
     if isinstance(module, nn.Linear) and module.weight is not None:

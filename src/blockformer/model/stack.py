@@ -262,10 +262,9 @@ class Stack(BlockformerPreTrainedModel):
 def last_tokens(config, input_ids, attention_mask, shape):
     """The place of each row's last token, int [B], where the official classes of decoders find it.
 
-    It is the last token that is not `config.pad_token_id`, whatever the mask says: where the end token is also the
-    padding token, a text's last one is the token before its end. Of embeddings, and of one row where no padding token
-    is set, it is the last place. Several rows without a padding token, which the official classes refuse, end where the
-    mask says.
+    It is the last token that is not `config.pad_token_id`, whatever the mask says: the one before the end token, where
+    that also pads. Of embeddings, and of one row where no padding token is set, it is the last place. Several rows
+    without a padding token, which the official classes refuse, end where the mask says.
 
     Args:
         input_ids: int [B, T], or None for embeddings.

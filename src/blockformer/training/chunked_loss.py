@@ -153,12 +153,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        if ctx.grads is None:
-            raise RuntimeError(
-                "this loss did not keep its logits: for a second backward pass, call with return_logits=True."
-            )
+        # Gradients are on here with `create_graph`, of which `once_differentiable` looks only at `grad`.
+        if ctx.grads is None or torch.is_grad_enabled():
+            again = "for a second backward pass or second derivatives, call with return_logits=True"
+            raise RuntimeError(f"this loss did not keep its logits: {again}.")
         grads, ctx.grads = ctx.grads, None
         own = (
             None if each is None else each.mul_(grad).to(dtype) for each, dtype in zip(grads, ctx.dtypes, strict=True)
