@@ -72,10 +72,9 @@ def rows(size, console: Console) -> Iterator[Row]:
                 run = peers.onnx_runtime(path) if peer == "ONNX Runtime" else peers.openvino_model(path, torch.float32)
                 runtimes[peer] = SentenceTransformer(str(folder), device="cpu")
                 runtimes[peer][0].model = Session(official[0].model, run)
-        states = {"": lambda: True, ", prepared": lambda: prepared((ours[0].model, None))}
-        for state, is_quicker in states.items():
-            if not is_quicker():
-                continue
+        for state in ("", ", prepared"):
+            if state:
+                prepared((ours[0].model, None))
             for peer, other in runtimes.items():
                 console.print(f"sentences{state}, compared with {peer}")
                 yield _row(ours, other, texts, size, state, peer)

@@ -32,8 +32,6 @@ from transformers import (
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
-from blockformer.engine.linear import QuickLinear
-from blockformer.engine.packed import PackedLinear
 from blockformer.model.awq_linear import SHIFTS, QuantizedLinear
 
 
@@ -307,11 +305,10 @@ def interleaved(
     return mine, theirs
 
 
-def prepared(pair) -> bool:
-    """Prepare ours for inference; whether the processor gains from it: any layer multiplies otherwise."""
+def prepared(pair) -> None:
+    """Prepare ours for inference."""
     ours, _ = pair
-    modules = ours.prepare_for_inference().modules()
-    return any(isinstance(module, PackedLinear | QuickLinear) for module in modules)
+    ours.prepare_for_inference()
 
 
 def compiled(pair) -> None:
