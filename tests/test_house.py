@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     ("on_import", "files", "model", "data"),
     ("declared_fields", "inputs", "model_classes", "size_bounds"),
-    ("pruning", "reshaping", "engine", "training"),
+    ("watched",),
+    ("pruning", "reshaping", "training"),
+    ("engine",),
     ("publishing",),
     ("conversion", "registering"),
     ("presets", "trust", "doctor"),
@@ -24,10 +26,9 @@ FLOORS = (
 )
 """The rooms of each floor, the lowest first; a room is a folder or file of the package, "" the package by its name.
 
-A room imports from lower floors and from itself. Rooms of one floor do not know each other, except the engine and
-training, which each plug a part of a model into the other's.
+A room imports from lower floors and from itself. Rooms of one floor do not know each other, except `NEIGHBOURS`.
 """
-NEIGHBOURS = {("engine", "training"), ("training", "engine"), ("page", ""), ("lab", ""), ("demo", "")}
+NEIGHBOURS = {("page", ""), ("lab", ""), ("demo", "")}
 GROUND = ("files", "model")
 """Rooms that import nothing of the package except themselves."""
 

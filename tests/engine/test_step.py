@@ -24,7 +24,7 @@ from blockformer.engine.runtime import TrainingRuntime
 from blockformer.engine.step import CompiledSteps
 from blockformer.engine.step_functions import StepFunctions
 from blockformer.engine.step_layers import StepExperts, StepLayers, twin
-from blockformer.engine.watched import Modules
+from blockformer.watched import Modules
 
 # On a busy machine the compiler may take minutes for one step, and some tests compile four.
 pytestmark = pytest.mark.timeout(1200)

@@ -14,8 +14,8 @@ import blockformer
 from blockformer import preset
 from blockformer.engine.attention import is_in_use
 from blockformer.engine.copies import Following
-from blockformer.engine.watched import unknown_code
 from blockformer.model.attention import ALL_ATTENTION_FUNCTIONS
+from blockformer.watched import unknown_code
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "vocab_size": 61,

@@ -13,13 +13,13 @@ from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.attention import sdpa_attention as plain
 from ..model.disentangled import DisentangledAttention
 from ..model.latent_attention import LatentAttention
+from ..watched import is_bare, is_transformed
 from . import accelerator
 from .choices import is_enabled
 from .few_rows import attend, can_attend
 from .linear import QuickLinear
 from .sequences import are_short, attend_side_by_side
 from .unpadding import KnowsUnpadding, Unpadding, attend_unpadded
-from .watched import is_bare, is_transformed
 
 
 def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMixin, MaxLengthCriteria
 
+from ..watched import Modules, is_watched
 from .attention import SharesSources, is_in_use
 from .beam_search import BeamSearch
 from .choices import is_enabled
@@ -24,7 +25,6 @@ from .sampling import Sampling
 from .seen_cache import seen_cache, tokens_in
 from .step import CompiledSteps
 from .step_parts import WRITTEN, keeps_state
-from .watched import Modules, is_watched
 
 _KEPT = 2  # buffers that are kept for later calls
 _SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}

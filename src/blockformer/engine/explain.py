@@ -9,6 +9,7 @@ from tqdm import tqdm
 from ..model.awq_linear import QuantizedLinear
 from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
+from ..watched import is_watched
 from . import choices
 from .accelerator import SharingAttention
 from .linear import QuickLinear
@@ -17,7 +18,6 @@ from .packed import PackedLinear
 from .prepare import check_class
 from .runtime import AcceleratorRuntime, CapturingRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
 from .step import can_compile, uncompiled_field
-from .watched import is_watched
 
 _PREPARE = "prepare_for_inference() may make it faster"
 _COMPILE = "prepare_for_inference(compile=True) compiles it"

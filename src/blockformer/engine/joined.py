@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .watched import is_bare
+from ..watched import is_bare
 
 # Names of sibling layers with the same input.
 _GROUPS = (

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ..watched import is_transformed
 from .choices import IN_PARTS, ONEDNN, WIDENED, is_enabled, is_faster
 from .few_rows import MOST_ROWS
-from .watched import is_transformed
 
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
 # than it gains (benchmarks/thresholds.py).

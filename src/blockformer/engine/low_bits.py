@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..model.awq_linear import ABOVE, QuantizedLinear, raised
+from ..watched import is_bare, is_transformed
 from .choices import is_enabled
 from .copies import Following
 from .few_rows import Rows, as_rows, computed_once, rows_of
 from .linear import QuickLinear
 from .packed import PackedLinear
-from .watched import is_bare, is_transformed
 
 # Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first
 # (benchmarks/thresholds.py, on processors whose 4-bit matmul gains at all).

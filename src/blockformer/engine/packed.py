@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..model.stack import Stack
+from ..watched import is_plain_linear, is_transformed
 from .attention import layers_read_as_weights
 from .choices import PACKED, is_enabled, is_exported, is_faster
 from .linear import by_onednn
 from .linear import packed as packed_numbers
-from .watched import is_plain_linear, is_transformed
 
 # Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
+from ..watched import unknown_code
 from .compiler import compiled
 from .fallbacks import OtherLoop
 from .few_rows import BLOCK
 from .joined import join
 from .step_functions import StepFunctions, log_sums
 from .step_parts import State
-from .watched import unknown_code
 
 
 class FunctionParts:

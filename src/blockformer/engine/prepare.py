@@ -12,6 +12,7 @@ from ..model.latent_attention import LatentAttention
 from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.runtime import PACKAGE
+from ..watched import is_bare
 from . import accelerator, step
 from .attention import (
     PreparedAttention,
@@ -34,7 +35,6 @@ from .runtime import (
     TrainingRuntime,
     WritingRuntime,
 )
-from .watched import is_bare
 
 # Each plain class and its replacement of the same parameters in a prepared model, on a GPU that has the kernel, and in
 # one prepared for training.

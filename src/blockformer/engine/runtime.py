@@ -7,6 +7,7 @@ from transformers.utils import logging
 from ..model.runtime import Runtime
 from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
+from ..watched import is_watched
 from . import accelerator
 from .attention import is_in_use
 from .choices import is_enabled, is_switched_on
@@ -18,7 +19,6 @@ from .unpadding import (
     plan_without_padding,
     unpadding_in,
 )
-from .watched import is_watched
 
 logger = logging.get_logger(__name__)
 

@@ -14,6 +14,7 @@ from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
+from ..watched import unknown_code
 from .compiler import has_compiler, is_of_compiler, progress
 from .copies import Following
 from .fallbacks import OtherLoop
@@ -21,7 +22,6 @@ from .few_rows import MOST_ROWS, Rows
 from .low_bits import OrderedLinear, RoundedHead
 from .step_functions import StepFunctions
 from .step_layers import StepLayers
-from .watched import unknown_code
 
 logger = logging.get_logger(__name__)
 

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from torch.nn.modules import module
 from torch.utils.checkpoint import checkpoint
 
-from ..engine.watched import is_bare, is_plain_linear, is_transformed
 from ..model.language_model_head import finished
 from ..model.losses import IGNORED, averaged, check_labels
+from ..watched import is_bare, is_plain_linear, is_transformed
 from .late_outputs import DeferredLogits
 
 # Logits that may be held at once, 128 MiB in float32; on a CUDA device as many as a part of its free memory holds, up

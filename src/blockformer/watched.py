@@ -10,8 +10,8 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from transformers import PreTrainedModel
 
-from ..declared_fields import from_outside
-from ..model.axes import BLOCKS, axes
+from .declared_fields import from_outside
+from .model.axes import BLOCKS, axes
 
 _IS_TRAINING = attrgetter("training")
 _SETTINGS = bool | int | float | str | list | tuple | None
