@@ -265,7 +265,7 @@ class Settings:
             except NotExpressible as error:
                 lacking.append(error)
         official.update(common_entries(config, self.defaults.num_labels))
-        if head.ours.endswith(ANSWERS) and config.num_labels != len(STARTS_AND_ENDS):
+        if head.ours.endswith(ANSWERS) and config.num_labels not in (len(STARTS_AND_ENDS), self.defaults.num_labels):
             official |= {"id2label": STARTS_AND_ENDS, "label2id": {name: n for n, name in STARTS_AND_ENDS.items()}}
         return official, lacking
 

@@ -125,7 +125,7 @@ class BlockformerConfig(
 
     def __setattr__(self, name, value):
         """Set a field. When layers are added or removed by hand (PEFT's `layer_replication`), uniform lists follow."""
-        lists = _LISTS.get(name, ()) if name in vars(self) else ()
+        lists = _LISTS.get(name, ()) if vars(self).get(name) is not None else ()
         super().__setattr__(name, value)
         for each in lists:
             if len(types := {*(vars(self).get(each) or ())}) == 1:
