@@ -26,7 +26,6 @@ SHORT = {"seconds": "s"}
 COINCIDENCES: Mapping[str, str] = {
     "1.2 GB": "the size of a checkpoint of Qwen3-0.6B, and the peak of a forward pass of another",
     "1.6 times": "converting, training and encoders in 8 bits",
-    "2.5 times": "a goal that was not reached",
     "45 GB/s": "the same memory in two runs",
 }
 """Figure -> why pages have it independently of each other."""
