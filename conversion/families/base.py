@@ -22,7 +22,7 @@ from .settings import Settings, of_padding
 
 NOT_COMPUTED = frozenset(
     "blocks other_entries use_cache initializer_range classifier_dropout nextn_loss_weight pad_token_learns "
-    "scales_in_embedding decoder_reads_source".split()
+    "scales_in_embedding decoder_reads_source token_types_as_tokens".split()
 )
 """Our fields that need not come back: nothing that a trained model computes of tokens depends on them."""
 OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))

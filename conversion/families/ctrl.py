@@ -7,7 +7,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .decoder_heads import ROWS, decoder_heads
 from .fresh import root_of_width
-from .shared import GPT
+from .shared import GPT, READ_TYPED, TYPED
 
 MODULES = {
     "multi_head_attention.Wq": "self_attn.q_proj",
@@ -33,7 +33,7 @@ FAMILY = Family(
         "norm_eps": 1e-6,
         "lm_head_bias": True,
     },
-    fresh={"embedding_scale": root_of_width, "tie_word_embeddings": True},
+    fresh={**TYPED, "embedding_scale": root_of_width, "tie_word_embeddings": True},
     names=DecoderNames(
         layer=MODULES, outer={"w": "embed_tokens", "layernorm": "norm"}, layers="h.{layer}.", root="transformer."
     ),
@@ -41,7 +41,7 @@ FAMILY = Family(
         fields={"dff": "intermediate_size"},
         rope=None,
         head_dim=None,
-        computed=[RootOfWidth()],
+        computed=[RootOfWidth(), READ_TYPED],
         unsupported={"layer_norm_epsilon": (1e-6,)},
     ),
     pad_token_learns=True,

@@ -21,7 +21,7 @@ from .decoder import DecoderNames, DecoderSettings
 from .fresh import every
 from .gpt_neox import by_head
 from .oracle import Oracle
-from .shared import GPT, QKV, fields_without
+from .shared import GPT, QKV, READ_TYPED, TYPED, fields_without
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
@@ -146,7 +146,7 @@ FAMILY = Family(
     "gpt2",
     "GPT2LMHeadModel GPT2Model GPT2ForSequenceClassification GPT2ForTokenClassification GPT2ForQuestionAnswering",
     structure={**GPT, "position_type": "learned"},
-    fresh=FRESH,
+    fresh={**FRESH, **TYPED},
     names=GPT2Names(
         root="transformer.",
         token_head="classifier",
@@ -167,6 +167,7 @@ FAMILY = Family(
             Flag("scale_attn_weights", "attention_scale", (1.0, None)),
             Computed(read_ends),
             PRUNED_HEADS,
+            READ_TYPED,
         ],
         extra_fields=["pruned_heads"],
         unsupported=dict.fromkeys(
@@ -194,6 +195,7 @@ BIGCODE = Family(
     "GPTBigCodeForCausalLM GPTBigCodeModel GPTBigCodeForSequenceClassification GPTBigCodeForTokenClassification",
     structure={**GPT, "position_type": "learned"},
     fresh={
+        **TYPED,
         "hidden_act": "gelu_pytorch_tanh",
         "norm_eps": 1e-5,
         "num_key_value_heads": 1,
@@ -211,7 +213,7 @@ BIGCODE = Family(
     settings=DecoderSettings(
         usual=fields_without("num_key_value_heads"),
         rope=None,
-        computed=[InnerSize("n_inner"), KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
+        computed=[InnerSize("n_inner"), KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None)), READ_TYPED],
     ),
     pad_token_learns=True,
 )
@@ -243,6 +245,7 @@ NEO = Family(
     structure={**GPT, "position_type": "learned", "attention_bias": False, "attention_scale": 1.0},
     fresh={
         **FRESH,
+        **TYPED,
         **every(2, 256),
         "max_position_embeddings": 2048,
         "hidden_dropout": 0.0,
@@ -265,7 +268,7 @@ NEO = Family(
     settings=DecoderSettings(
         rope=None,
         head_dim=None,
-        computed=[InnerSize("intermediate_size"), Computed(read_layers, write_layers)],
+        computed=[InnerSize("intermediate_size"), Computed(read_layers, write_layers), READ_TYPED],
         reads_whole=False,
     ),
     pad_token_learns=True,

@@ -12,7 +12,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
 from .gpt2 import MASKS
-from .shared import ROTARY_GPT
+from .shared import READ_TYPED, ROTARY_GPT, TYPED
 
 STRUCTURE = {
     **ROTARY_GPT,
@@ -21,7 +21,7 @@ STRUCTURE = {
     "attention_output_bias": False,
     "lm_head_bias": True,
 }
-FRESH = {**rotary(10_000.0, 0.5), "hidden_act": "gelu_new", "norm_eps": 1e-5}
+FRESH = {**TYPED, **rotary(10_000.0, 0.5), "hidden_act": "gelu_new", "norm_eps": 1e-5}
 REST = {
     "ln_1": "self_attn_pre_norm",
     "attn.out_proj": "self_attn.o_proj",
@@ -36,7 +36,7 @@ NAMES: dict[str, Any] = {
     "pairs": True,
     "ignored": [*MASKS, "h.{layer}.attn.causal_mask"],
 }
-SETTINGS = DecoderSettings(rope=RotaryPart(), computed=[InnerSize("n_inner")])
+SETTINGS = DecoderSettings(rope=RotaryPart(), computed=[InnerSize("n_inner"), READ_TYPED])
 GPTJ = Family(
     "gptj",
     "GPTJForCausalLM GPTJModel GPTJForSequenceClassification GPTJForQuestionAnswering",

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from ..rules.table import Rule
+from ..values import Computed
 
 Modules = Mapping[str, str | tuple[str, ...]]
 LAYER = "layers.{layer}."
@@ -97,6 +98,9 @@ BIASES = dict.fromkeys(ALL_BIASES, True)
 GPT = {"norm_type": "layer_norm", "norm_placement": "pre", "gated_mlp": False, **BIASES}
 """The structure of decoders after GPT."""
 ROTARY_GPT = {**GPT, "position_type": "rotary"}
+TYPED = {"token_types_as_tokens": True}
+"""Of GPT-2 and its kin, whose official classes embed token types as tokens."""
+READ_TYPED = Computed(lambda official: TYPED)
 
 
 def sinks(config: PretrainedConfig) -> list[Rule]:

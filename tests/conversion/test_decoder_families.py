@@ -499,6 +499,37 @@ def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
         assert torch.equal(*(model(**batch(theirs)).logits for model in (fresh, theirs)))
 
 
+TYPED = [Row("gpt2"), *(row for row in ROWS if row.family in ("gpt_bigcode", "gpt_neo", "gptj", "codegen", "ctrl"))]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("row", {row.family: row for row in reversed(TYPED)}.values(), ids=lambda row: row.family)
+def test_token_types_add_the_vectors_of_tokens(tmp_path, row):
+    """Also zeros, which some tokenizers always return."""
+    theirs = model_of(row, SIZES)
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path).eval()
+    ids = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))
+    plain = ours(ids).logits
+    for types in (torch.zeros_like(ids), ids.flip(1)):
+        logits, expected = (model(ids, token_type_ids=types).logits for model in (ours, theirs))
+        assert_close(logits, expected)
+        assert (logits - plain).abs().max() > 1e-3
+        given = {
+            "token_type_ids": types,
+            "attention_mask": torch.ones_like(ids),
+            "max_new_tokens": 6,
+            "do_sample": False,
+        }
+        if row.family != "ctrl":  # whose official class leaves them out of `generate`
+            assert torch.equal(*(model.generate(ids, pad_token_id=0, **given) for model in (ours, theirs)))
+    with pytest.raises(ValueError, match=r"token_type_ids holds .*, and vocab_size is"):
+        ours(ids, token_type_ids=ids + 10**6)
+    ours.config.token_types_as_tokens = False  # as a repo of an earlier state has it: it goes out as well
+    ours.save_pretrained(tmp_path / "ours")
+    assert_verified(convert(tmp_path / "ours", tmp_path / "back", to_official=True, family=row.family, verify="quick"))
+
+
 @pytest.mark.parametrize("family", ["smollm3", "cohere2", "exaone4"])
 def test_a_model_of_so_few_layers_that_all_rotate_goes_out(tmp_path, family):
     sizes = {

@@ -59,6 +59,7 @@ class BlockformerDecoderConfig(
     token_embedding_size: int | None = axis(
         None, "a positive integer", "size", "width of token vectors and final states, projected to C and back, if any"
     )
+    token_types_as_tokens: bool = flag(False, "embeddings", "token types that are passed add these tokens' vectors")
     bidirectional: bool = flag(False, "attention", "a token also sees later ones; then the decoder cannot generate")
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",

@@ -23,6 +23,7 @@ from .positions import flattened_positions, starts_of
 _EXCLUDED = (
     *("attention_type", "residual", "token_embedding_size", "embedding_norm", "num_hidden_groups", "pruned_heads"),
     *("add_cross_attention", "bidirectional", "linear_bits", "type_vocab_size", "task_type_vocab_size"),
+    "token_types_as_tokens",
 )
 
 

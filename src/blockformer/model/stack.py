@@ -1,7 +1,5 @@
 """The stack: embeddings, layers, final norm. A decoder is one stack, an encoder-decoder is two.
 
-What all layers need of a batch is made once: positions, masks and rotations.
-
 B batch, T query length, S key length, C hidden size.
 """
 
@@ -41,7 +39,6 @@ class Stack(BlockformerPreTrainedModel):
         self.is_causal, self.has_cross_attention = is_causal, has_cross_attention
         scales_inside = config.embedding_scale is not None and config.scales_in_embedding
         self.embedding_scale, self.dropout = None if scales_inside else config.embedding_scale, config.hidden_dropout
-
         # In most official classes, padding teaches the embeddings nothing, even where a head reads its states.
         usual, learns = config.is_decoder or config.is_encoder_decoder, config.pad_token_learns
         padding_idx = None if (usual if learns is None else learns) else config.pad_token_id
@@ -229,6 +226,8 @@ class Stack(BlockformerPreTrainedModel):
     def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids):
         """Tokens or their embeddings, scaled and projected, and their types: [B, T] or [B, T, E] -> [B, T, C]."""
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if token_type_ids is not None and self.config.token_types_as_tokens:
+            states = states + self.embed_tokens(token_type_ids)
         if self.embedding_scale is not None:
             states = states * self.embedding_scale
         states = states if self.token_projection is None else self.token_projection(states)

@@ -24,7 +24,7 @@ _GROUPS = {
 }
 _PLACED = {
     "embed_tokens": "vocab_size decoder_vocab_size embedding_size token_embedding_size hidden_size embedding_scale "
-    "scales_in_embedding unscaled_token_id share_embeddings tie_word_embeddings token_dropout "
+    "scales_in_embedding unscaled_token_id share_embeddings tie_word_embeddings token_dropout token_types_as_tokens "
     "hidden_size_per_layer_input",
     "embed_token_types": "type_vocab_size embedding_size",
     "embed_task_types": "task_type_vocab_size embedding_size",
