@@ -160,6 +160,8 @@ def _config_of(config_class: type[BlockformerConfig], settings: Settings, change
     known = axes(config_class) | own_fields(settings)
     defaults = {name: axis.default for each in TOPOLOGIES.values() for name, axis in _all_axes(each).items()}
     defaults |= {"router_aux_loss_coef": 0.0}
+    # It says what a caller's token types are, which a new topology takes as its own.
+    settings = {name: value for name, value in settings.items() if name != "token_types_as_tokens" or name in known}
     for name, value in settings.items():
         if name not in known and (name in changed or value != defaults.get(name)):
             raise ValueError(
