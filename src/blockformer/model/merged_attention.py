@@ -15,7 +15,7 @@ from .stack import Stack
 
 
 class MergedAttention(Attention):
-    """Attention of a decoder whose keys and values are those of its own tokens and, after them, of the encoder's.
+    """Attention of a decoder to the keys and values of its own tokens and, after them, of the encoder's.
 
     The same matrices and norms make both. Only queries and keys of its own tokens rotate.
     """
@@ -83,7 +83,7 @@ class MergedStack(Stack):
         self._no_split_modules = (MergedLayer.__name__,)
 
     def plan(self, inputs, masks=None):
-        """As usual; the masks are those of both texts, side by side."""
+        """As usual, with the masks of both texts side by side."""
         plan, source = super().plan(inputs, masks), inputs.source[0]
         if source is None:
             return plan

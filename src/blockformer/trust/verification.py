@@ -395,7 +395,7 @@ def _check_record(checkpoint: Checkpoint, found: Verification) -> None:
     try:
         read_origin(checkpoint)
     except ConversionError as error:
-        if not any(ORIGIN in problem for problem in found.problems.get("settings", ())):  # it is no JSON at all
+        if not any(ORIGIN in problem for problem in found.problems.get("settings", ())):  # not JSON: said already
             found.add("settings", str(error))
 
 
