@@ -36,8 +36,10 @@ class LoadedRuntime(Runtime):
         """
         own = getattr(inputs.past_key_values, "self_attention_cache", inputs.past_key_values)
         is_step = inputs.attention_mask is None and inputs.hidden_states.shape[1] == 1 and type(own) is DynamicCache
-        is_step = is_step and stack.config.sliding_window is None and stack.config._attn_implementation == "sdpa"
-        return dict.fromkeys(stack.config.layer_types) if is_step and is_enabled() else None
+        if not is_step or stack.config._attn_implementation != "sdpa" or not is_enabled():
+            return None
+        types = stack.config.layer_types
+        return None if "sliding_attention" in types else dict.fromkeys(types)
 
     def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing):
         given = (head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)

@@ -46,7 +46,7 @@ def check_inputs(config, vocab_size, input_ids, inputs_embeds, attention_mask, p
         raise ValueError(f"{side}input_ids holds {words}: does the tokenizer belong to this model?")
     # Without token types zeros are taken, which say nothing: some tokenizers give them always.
     for (name, ids), field in zip(types.items(), ("type_vocab_size", "task_type_vocab_size"), strict=False):
-        field = "vocab_size" if config.token_types_as_tokens else field
+        field = "vocab_size" if ids is not None and config.token_types_as_tokens else field
         if ids is not None and ids.shape != inputs.shape[:2]:
             raise ValueError(f"{name} must be [batch={batch}, length={length}], not {list(ids.shape)}.")
         if ids is not None and (wrong := _outside(ids, max(getattr(config, field), 1))) is not None:
@@ -85,13 +85,13 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
         raise ValueError(f"position_ids must be [batch={batch}, length={length}], not {list(position_ids.shape)}.")
     if torch.compiler.is_compiling() or (longest is None and not is_readable(position_ids)):
         return
-    is_learned, limit = config.position_type in LEARNED, config.max_position_embeddings
+    limit = config.max_position_embeddings
     if longest is None:
         first, last = _bounds(position_ids)
-        if is_learned and first < -config.position_offset:
+        if first < 0 and config.position_type in LEARNED and first < -config.position_offset:
             raise ValueError(f"position_ids holds {first}, but learned positions start at {-config.position_offset}.")
         longest = last + 1
-    if longest > limit and is_learned:
+    if longest > limit and config.position_type in LEARNED:
         fix = "shorten it, or train with a larger max_position_embeddings"
         raise ValueError(f"the text is {longest} tokens long, but the table of learned positions has {limit}: {fix}.")
     if longest > limit and config.position_type == "rotary" and config.rope_parameters.get("rope_type") == "default":
@@ -121,11 +121,11 @@ def _check_mask(name: str, mask, inputs, past, past_key_values, config) -> bool:
     if mask.dim() != 2 or mask.shape[0] != batch:
         raise ValueError(f"{name} must be [batch={batch}, length] (or 4D), not {list(mask.shape)}.")
     _check_place(config, name, mask, inputs.device)
-    rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
     if is_static := not isinstance(past, int):
         if not is_readable(mask):
             return False
         past = int(past)
+    rooms = (getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ()))
     if mask.shape[1] != past + length and mask.shape[1] not in rooms:
         there = f"{past + length} ({past} of them cached)" if past else past + length
         raise ValueError(f"{name} covers {mask.shape[1]} tokens, but there are {there}: pass one per token.")
@@ -176,8 +176,8 @@ def _check_cache(past_key_values, batch: int, length: int, past) -> None:
 def check_room(layers, length) -> None:
     """Refuse a text of `length` tokens that a static cache has no room for."""
     for layer in layers:
-        room = None if getattr(layer, "is_sliding", False) else getattr(layer, "max_cache_len", None)
-        if room is not None and length > room:
+        room = getattr(layer, "max_cache_len", None)
+        if room is not None and length > room and not getattr(layer, "is_sliding", False):
             needs = f"{room} tokens (max_cache_len), but the text needs {int(length)}"
             raise ValueError(f"past_key_values has room for {needs}: make it larger or shorten the text.")
 

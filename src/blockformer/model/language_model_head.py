@@ -23,6 +23,15 @@ class HeadTransform(nn.Module):
         return self.norm(self.act_fn(self.dense(hidden_states)))
 
 
+def kept(states, logits_to_keep):
+    """The states [B, T, C] of the last so many tokens, of all for 0, or of the places that an int tensor names."""
+    if isinstance(logits_to_keep, int) and logits_to_keep in (0, states.shape[1]):
+        return states
+    states = states[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
+    # With the strides of a slice, even of one row, PyTorch takes a batched product and copies a frozen weight.
+    return states.contiguous().view(states.shape)
+
+
 def finished(logits, logits_bias, cap):
     """Logits [..., V] with the fixed bias [V] of a head that has one, or None, and the soft cap, or None."""
     logits = logits if logits_bias is None else logits + logits_bias.to(logits.device)
@@ -43,6 +52,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         self.lm_head_transform = HeadTransform(config, width) if config.lm_head_transform else None
         vocab_size = config.get_text_config(decoder=True).vocab_size
         self.lm_head = nn.Linear(width, vocab_size, bias=config.lm_head_bias is True)
+        self.logit_scale = config.logit_scale
         self.register_buffer("logits_bias", torch.zeros(vocab_size) if config.lm_head_bias == "fixed" else None)
 
     def init_tensors(self) -> None:
@@ -59,9 +69,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
-        # With the strides of a slice, even of one row, PyTorch takes a batched product and copies a frozen weight.
-        states = self.before_head(hidden_states)
-        logits = self.lm_head(states.contiguous().view(states.shape))
+        logits = self.lm_head(self.before_head(hidden_states))
         return finished(logits, self.logits_bias, self.config.final_logit_softcapping)
 
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
@@ -82,8 +90,5 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def before_head(self, hidden_states):
         """The input of the head's matrix: [..., C] -> [..., C]."""
-        if self.lm_head_transform is not None:
-            hidden_states = self.lm_head_transform(hidden_states)
-        if self.config.logit_scale != 1:
-            hidden_states = hidden_states * self.config.logit_scale
-        return hidden_states
+        states = hidden_states if self.lm_head_transform is None else self.lm_head_transform(hidden_states)
+        return states if self.logit_scale == 1 else states * self.logit_scale

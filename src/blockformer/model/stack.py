@@ -37,6 +37,7 @@ class Stack(BlockformerPreTrainedModel):
     def __init__(self, config, is_causal: bool, has_cross_attention: bool = False):
         super().__init__(config)
         self.is_causal, self.has_cross_attention = is_causal, has_cross_attention
+        self.side = "decoder_" if is_causal and config.is_encoder_decoder else ""  # of its arguments in error messages
         scales_inside = config.embedding_scale is not None and config.scales_in_embedding
         self.embedding_scale, self.dropout = None if scales_inside else config.embedding_scale, config.hidden_dropout
         # In most official classes, padding teaches the embeddings nothing, even where a head reads its states.
@@ -113,8 +114,7 @@ class Stack(BlockformerPreTrainedModel):
         tokens, starts = input_ids if inputs_embeds is None else inputs_embeds, kwargs.get("cu_seq_lens_q")
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
         checked = (input_ids, inputs_embeds, attention_mask, past_key_values, types)
-        side = "decoder_" if self.config.is_encoder_decoder and self.is_causal else ""
-        hides_nothing = check_inputs(self.config, self.config.stack_sizes(self.is_causal)[1], *checked, side)
+        hides_nothing = check_inputs(self.config, self.config.stack_sizes(self.is_causal)[1], *checked, self.side)
         hides_nothing = hides_nothing or self.runtime.hides_nothing(self, attention_mask, past_key_values)
         check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
         if head_mask is not None and len(head_mask) != len(self.layers):
@@ -139,7 +139,8 @@ class Stack(BlockformerPreTrainedModel):
             texts = texts_of(texts)
         positions = (own, None if hides_nothing else texts, places)
         source = (encoder_hidden_states, encoder_attention_mask)
-        cross_mask = head_mask if cross_attn_head_mask is None and self.config.is_decoder else cross_attn_head_mask
+        for_both = head_mask is not None and cross_attn_head_mask is None and self.config.is_decoder
+        cross_mask = head_mask if for_both else cross_attn_head_mask
         given = (hidden_states, input_ids, attention_mask, *positions, past_key_values, source, (head_mask, cross_mask))
         layer_inputs = self.runtime.plan(self, StackInputs(*given, use_cache, reads_padding, named))
 
