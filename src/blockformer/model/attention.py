@@ -19,12 +19,12 @@ from .positions import adds_to_scores, rotate
 
 def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
     """The library's attention function "sdpa", and eager attention for what that has not."""
-    attend = causal_attention if "softcap" in kwargs or "s_aux" in kwargs else AttentionInterface()["sdpa"]
+    attend = causal_attention if "softcap" in kwargs or "s_aux" in kwargs else _LIBRARY["sdpa"]
     return attend(module, query, key, value, attention_mask, **kwargs)
 
 
-# These models' own table, which includes everything that is registered for all models.
-ALL_ATTENTION_FUNCTIONS = AttentionInterface()
+# The library's table, and these models' own, which includes everything that is registered for all models.
+_LIBRARY, ALL_ATTENTION_FUNCTIONS = AttentionInterface(), AttentionInterface()
 ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 
 

@@ -62,4 +62,4 @@ class LearnedPositions(nn.Embedding):
         super().__init__(config.max_position_embeddings + offset, config.embedding_size, padding_idx)
 
     def forward(self, position_ids):
-        return super().forward(position_ids + self.offset)
+        return super().forward(position_ids + self.offset if self.offset else position_ids)
