@@ -144,12 +144,10 @@ def _check_mask_values(mask) -> bool:
     """Refuse what is neither 0 nor 1; whether all are 1, as far as they may be read."""
     if not is_readable(mask):
         return False
-    tokens = mask == 1
-    if tokens.all():
-        return True
-    if mask.dtype != torch.bool and not ((mask == 0) | tokens).all():
+    smallest, largest = _bounds(mask)
+    if smallest < 0 or largest > 1 or (mask.is_floating_point() and not ((mask == 0) | (mask == 1)).all()):
         raise ValueError("a 2D attention_mask holds 1 for a token and 0 for padding, nothing else.")
-    return False
+    return smallest == 1
 
 
 def own_layers(past_key_values) -> list:

@@ -90,7 +90,7 @@ def counted_positions(is_token, of_padding, first):
     Real ones are counted from `first` on; padding takes its positions from `of_padding` [T].
     """
     length = of_padding.shape[0]  # not `len`, which an exported graph would take for a constant
-    positions = is_token.long().cumsum(-1)[:, -length:] - 1 + first
+    positions = is_token.long().cumsum(-1)[:, -length:] + (first - 1)
     return torch.where(is_token[:, -length:], positions, of_padding)
 
 

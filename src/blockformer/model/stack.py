@@ -139,8 +139,7 @@ class Stack(BlockformerPreTrainedModel):
             texts = texts_of(texts)
         positions = (own, None if hides_nothing else texts, places)
         source = (encoder_hidden_states, encoder_attention_mask)
-        for_both = head_mask is not None and cross_attn_head_mask is None and self.config.is_decoder
-        cross_mask = head_mask if for_both else cross_attn_head_mask
+        cross_mask = head_mask if cross_attn_head_mask is None and self.config.is_decoder else cross_attn_head_mask
         given = (hidden_states, input_ids, attention_mask, *positions, past_key_values, source, (head_mask, cross_mask))
         layer_inputs = self.runtime.plan(self, StackInputs(*given, use_cache, reads_padding, named))
 
@@ -206,12 +205,15 @@ class Stack(BlockformerPreTrainedModel):
         """Positions [1 or B, T] where none are given: padding has what `padding_position` says."""
         is_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
         is_token = attention_mask != 0 if is_mask else None
-        own = places.clamp(max=self.config.max_position_embeddings - 1) if is_mask else places
+        limit = self.config.max_position_embeddings
+        fits = isinstance(past, int) and not torch.compiler.is_compiling() and past + places.shape[0] <= limit
+        own = places if fits or not is_mask else places.clamp(max=limit - 1)
         if self.config.padding_position != "index":
             is_token, own = padding_before(self.config, places, is_token, input_ids)
         positions = places[None] if is_token is None else counted_positions(is_token, own, 0 if is_mask else places[0])
-        longest = past + places.shape[0] if isinstance(past, int) and positions.shape[0] == 1 and not is_mask else None
-        check_positions(self.config, positions, positions.shape, longest)
+        if not fits:
+            longest = None if is_mask or positions.shape[0] > 1 or not isinstance(past, int) else past + places.shape[0]
+            check_positions(self.config, positions, positions.shape, longest)
         return positions
 
     def _uses_cache(self, use_cache, past_key_values) -> bool:
