@@ -12,7 +12,6 @@ from peft import PrefixTuningConfig, get_peft_model
 from sizes import STRONG
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
-from torch.nn import functional as F
 from transformers import (
     DynamicCache,
     LogitsProcessor,

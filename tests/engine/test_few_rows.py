@@ -56,7 +56,8 @@ def repeating(states, weight, kept):
     return alike, drawn, before, kept.exp()
 
 
-def test_what_is_computed_twice_alike_is_computed_once(monkeypatch):
+def test_what_is_computed_twice_alike_is_computed_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled yet
     counts = []
 
     def counted(graph_module):

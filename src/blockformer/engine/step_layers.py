@@ -15,7 +15,7 @@ from ..model.experts import Experts
 from .attention import PreparedAttention, StepAttention
 from .choices import ONEDNN, is_faster
 from .few_rows import Rows, as_rows, computed_once, rows_of
-from .linear import QuickLinear, by_onednn_in_a_graph, in_columns
+from .linear import QuickLinear, by_onednn_in_a_graph
 
 
 class StepLinear(nn.Linear):
@@ -74,9 +74,7 @@ class StepLayers:
 
     def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
         self.in_place = in_place
-        self.matmul: Callable = F.linear
-        if dtype is torch.float32:
-            self.matmul = by_onednn_in_a_graph if is_faster(ONEDNN, dtype) else in_columns
+        self.matmul: Callable = by_onednn_in_a_graph if is_faster(ONEDNN, dtype) else F.linear
         self.rows = None if dtype is torch.float64 else rows
 
     def __call__(self, module: nn.Module) -> nn.Module:
