@@ -28,7 +28,7 @@ from blockformer import preset
 from blockformer.engine import compiler, decoding, graphs
 from blockformer.engine.decoding import Decoding
 from blockformer.engine.graphs import room_for
-from blockformer.engine.runtime import AcceleratorRuntime, CapturingRuntime
+from blockformer.engine.runtime import AcceleratorRuntime
 from blockformer.engine.sampling import MOST_LATE
 
 DECODERS = {
@@ -82,7 +82,7 @@ def with_loop(model):
     for module in model.modules():
         if hasattr(module, "runtime"):
             module.runtime = AcceleratorRuntime()
-    model.runtime = CapturingRuntime(Decoding(model, "cpu", by_graphs=True))
+    model.runtime = AcceleratorRuntime(Decoding(model, "cpu", by_graphs=True))
     return model
 
 

@@ -52,7 +52,7 @@ class Decoding:
     """
 
     def __init__(self, model, device: str, compiled: CompiledSteps | None = None, by_graphs: bool = False):
-        self._model, self._device, self.compiled, self._by_graphs = model, device, compiled, by_graphs
+        self._model, self._device, self.compiled, self.by_graphs = model, device, compiled, by_graphs
         self._by_model = compiled is None and not by_graphs
         self.fallbacks = Fallbacks(is_logged=not self._by_model)
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class Decoding:
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        given = (self._model, self._device, self.compiled, self._by_graphs)
+        given = (self._model, self._device, self.compiled, self.by_graphs)
         return Decoding, (None, ""), given  # a copy captures graphs of its own
 
     def __setstate__(self, state):
@@ -93,7 +93,7 @@ class Decoding:
                 self.fallbacks.note(problem)
             steps.end()
             with self._lock:
-                if steps.parts is self._parts and self._by_graphs:
+                if steps.parts is self._parts and self.by_graphs:
                     self._free = [*self._free[-_KEPT + 1 :], steps]
 
     def _checked(self, model, input_ids, arguments, named) -> "_Call":
@@ -121,7 +121,7 @@ class Decoding:
         for name in _NOT_CALLED:
             if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
                 raise OtherLoop(f"{name} was replaced")
-        call = _Call(model, input_ids, named, self._by_graphs)
+        call = _Call(model, input_ids, named, self.by_graphs)
         if not self._by_model:
             self._check_steps(call)
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
@@ -157,7 +157,7 @@ class Decoding:
                 self.compiled.functions_for(*call.kind)
             call.watched = self._watched
         except OtherLoop as reason:
-            if self._by_graphs:
+            if self.by_graphs:
                 raise
             self.fallbacks.note(str(reason))
 
@@ -169,7 +169,7 @@ class Decoding:
     def _read(self, call: "_Call"):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
-        if not self._by_graphs:
+        if not self.by_graphs:
             parts = call.by_model(call.kind[1]) if call.watched is None else CPUParts(self.compiled, *call.kind)
             length = call.input_ids.shape[1]
             room = room_for(min(length + length // 2, call.longest) + WRITTEN)

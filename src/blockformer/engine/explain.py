@@ -16,7 +16,7 @@ from .linear import QuickLinear
 from .low_bits import PreparedQuantizedLinear
 from .packed import PackedLinear
 from .prepare import check_class
-from .runtime import AcceleratorRuntime, CapturingRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
+from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime
 from .step import can_compile, uncompiled_field
 
 _PREPARE = "prepare_for_inference() may make it faster"
@@ -89,7 +89,7 @@ def explain(model) -> Explanation:
         TypeError: the model comes from another library, or from the code in a repo.
     """
     check_class(model)
-    decoding = getattr(model.runtime, "decoding", None)
+    decoding = _decoding_of(model)
     reasons = {} if decoding is None else {f"writing: {each}": n for each, n in decoding.fallbacks.reasons.items()}
     return Explanation(
         (*_writing(model), *map(_layers, _stacks_of(model)), *_products(model), *_rest(model)),
@@ -139,20 +139,26 @@ def _stacks_of(model) -> list[Stack]:
     return [module for module in model.modules() if isinstance(module, Stack)]
 
 
+def _decoding_of(model):
+    """Our loop of a model that is prepared to write, or None."""
+    return model.runtime.decoding if isinstance(model.runtime, PreparedRuntime) else None
+
+
 def _compiled_steps(model):
     """The steps that a CPU compiles, or None."""
-    return getattr(getattr(model.runtime, "decoding", None), "compiled", None)
+    decoding = _decoding_of(model)
+    return None if decoding is None else decoding.compiled
 
 
 def _writing(model) -> list[Part]:
     if not can_compile(model):
         return []
-    steps = _compiled_steps(model)
-    if isinstance(model.runtime, CapturingRuntime):
+    decoding, steps = _decoding_of(model), _compiled_steps(model)
+    if decoding is not None and decoding.by_graphs:
         return [Part("one more token", "a CUDA graph of compiled layers")]
     if steps is None:
         way = "plain PyTorch, keys and values written into buffers with room to spare"
-        way = way if isinstance(model.runtime, WritingRuntime) else "plain PyTorch"
+        way = "plain PyTorch" if decoding is None else way
         hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
         if (name := uncompiled_field(model.config)) is not None:
             hint = f"it is not compiled with {name}"

@@ -25,13 +25,22 @@ class FunctionParts:
 
     Attributes:
         beams: rows that share the keys and values of their source.
+        can_be_captured: whether a GPU can run it as a graph.
         cut: see `StepFunctions`.
     """
 
     beams = 1
+    can_be_captured = True
     cut: list | tuple = ()
     windows: dict
     logits_of: Callable
+
+    def slots_for(self, length: int) -> int:
+        """How many slots a step of so many tokens sees on a CPU: whole blocks, and at least two of them.
+
+        The compiler makes other code for a single one.
+        """
+        return max(2 * BLOCK, -(-length // BLOCK) * BLOCK)
 
     def logits(self, steps, seen: int):
         """The logits [B, 1, V] of the new tokens in `Steps`, which see so many slots, a multiple of `BLOCK`."""
@@ -121,6 +130,7 @@ class ModelParts:
         beams: rows that share the keys and values of their source, by `SharesSources`.
     """
 
+    can_be_captured = False
     cut = ()
 
     def __init__(self, model, source: dict, beams: int = 1):
@@ -138,6 +148,10 @@ class ModelParts:
             return self._model(decoder_input_ids=steps.ids, **self._source, **given).logits
         mask = steps.visible[:, :seen].long() if self._is_padded else None
         return self._model(input_ids=steps.ids, attention_mask=mask, position_ids=steps.positions, **given).logits
+
+    def slots_for(self, length: int) -> int:
+        """How many slots a step of so many tokens sees."""
+        return length
 
     def _in_buffers(self, steps, length: int):
         """A cache of the library's kind of so many tokens."""

@@ -27,14 +27,7 @@ from .delta_kernels import apply_rule
 from .linear import QuickLinear, can_be_quick
 from .low_bits import PreparedQuantizedLinear, can_be_in_order, check_head
 from .packed import pack_weights, unpack_weights
-from .runtime import (
-    AcceleratorRuntime,
-    CapturingRuntime,
-    LoadedRuntime,
-    PreparedRuntime,
-    TrainingRuntime,
-    WritingRuntime,
-)
+from .runtime import AcceleratorRuntime, LoadedRuntime, PreparedRuntime, TrainingRuntime
 
 # Each plain class and its replacement of the same parameters in a prepared model, on a GPU that has the kernel, and in
 # one prepared for training.
@@ -120,7 +113,7 @@ def prepare_for_inference(
     _give_runtime(model, PreparedRuntime)
     if writes and not hasattr(model.config, OF_HYBRID):  # layers with both keys and a state
         steps = step.CompiledSteps(model, head_bits) if compile else None
-        model.runtime = WritingRuntime(Decoding(model, "cpu", steps))
+        model.runtime = PreparedRuntime(Decoding(model, "cpu", steps))
     if is_enabled():
         _put_in(model, _PREPARED)
     return model
@@ -163,7 +156,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if accelerator.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime = CapturingRuntime(Decoding(model, accelerator.DEVICE, by_graphs=True))
+        model.runtime = AcceleratorRuntime(Decoding(model, accelerator.DEVICE, by_graphs=True))
 
 
 def _make_plain(model) -> None:
@@ -246,7 +239,7 @@ def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
 def _forget_compiled(model) -> None:
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
-            if isinstance(module.runtime, CapturingRuntime):
+            if isinstance(module.runtime, PreparedRuntime) and module.runtime.decoding is not None:
                 module.runtime.decoding.undo()
             module.runtime = module.usual_runtime()
 

@@ -11,7 +11,6 @@ from ..watched import is_watched
 from . import accelerator
 from .attention import is_in_use
 from .choices import is_enabled, is_switched_on
-from .decoding import Decoding
 from .unpadding import (
     find_unpadding,
     is_recording,
@@ -118,9 +117,24 @@ class TrainingRuntime(LoadedRuntime):
 
 
 class PreparedRuntime(TrainingRuntime):
-    """A model that is prepared for inference, or a stack of it: padding is skipped, except where a cache is filled."""
+    """A model that is prepared for inference, or a stack of it: padding is skipped, except where a cache is filled.
+
+    Attributes:
+        decoding: the `Decoding` of a model that writes, or None for the library's loop.
+    """
 
     takes_gradients = False
+
+    def __init__(self, decoding=None):
+        self.decoding = decoding
+
+    def cache(self, fresh):
+        """The same one, with a mark if our loop may get it: `generate` has made it, and nobody sees it before."""
+        fresh.is_of_generate = self.decoding is not None
+        return fresh
+
+    def write(self, model, input_ids, arguments, named):
+        return None if self.decoding is None else self.decoding.write(model, input_ids, arguments, named)
 
     def plan(self, stack, inputs):
         if stack.training and not any(each.requires_grad for each in stack.parameters()):
@@ -153,26 +167,3 @@ class AcceleratorRuntime(PreparedRuntime):
         if unpadding is not None and cache is not None:
             named = {**named, "past_key_values": accelerator.PaddingCache(cache, unpadding)}
         return super().run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
-
-
-class _Writes:
-    """Mixed into the runtime of a model that writes by a loop of ours."""
-
-    def __init__(self, decoding: Decoding):
-        self.decoding = decoding
-
-    def cache(self, fresh):
-        """The same one, with a mark: `generate` has made it, and nobody sees it before or after."""
-        fresh.is_of_generate = True
-        return fresh
-
-    def write(self, model, input_ids, arguments, named):
-        return self.decoding.write(model, input_ids, arguments, named)
-
-
-class WritingRuntime(_Writes, PreparedRuntime):
-    """A model on a CPU that writes."""
-
-
-class CapturingRuntime(_Writes, AcceleratorRuntime):
-    """A model on a GPU that writes by captured steps."""
