@@ -20,8 +20,7 @@ from blockformer.engine.graphs import Prompt, Steps, room_for
 from blockformer.engine.linear import can_pack
 from blockformer.engine.parts import FunctionParts
 from blockformer.engine.step import uncompiled_field
-from blockformer.engine.step_functions import StepFunctions
-from blockformer.engine.step_layers import StepLayers
+from blockformer.engine.step_functions import StepFunctions, StepLayers
 from blockformer.engine.step_parts import WRITTEN
 from blockformer.training import chunked_loss
 

@@ -25,7 +25,7 @@ from transformers import (
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiler, decoding, graphs
+from blockformer.engine import call, compiler, decoding, graphs
 from blockformer.engine.decoding import Decoding
 from blockformer.engine.graphs import room_for
 from blockformer.engine.runtime import AcceleratorRuntime
@@ -259,10 +259,10 @@ def test_what_a_tokenizer_s_streamer_prints_changes_no_model(tiny_tokenizer):
     """So that compiled steps need not be looked after."""
     stop = StopStringCriteria(tiny_tokenizer, ["zz"])
     streamer = TextStreamer(tiny_tokenizer)
-    assert not decoding._may_be_own(streamer)
-    assert not decoding._may_be_own(stop)
-    assert decoding._may_be_own(Streamer())
-    assert decoding._may_be_own(PrefixConstrainedLogitsProcessor(lambda row, text: [3], 1))
+    assert not call._may_be_own(streamer)
+    assert not call._may_be_own(stop)
+    assert call._may_be_own(Streamer())
+    assert call._may_be_own(PrefixConstrainedLogitsProcessor(lambda row, text: [3], 1))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3_5_text", "bamba"])

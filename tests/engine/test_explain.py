@@ -12,14 +12,14 @@ from transformers import BertConfig, BertModel
 
 import blockformer
 from blockformer import explain, preset, warm_up
-from blockformer.engine import choices, fallbacks, linear
+from blockformer.engine import choices, linear
 
 
 @pytest.fixture
 def said(monkeypatch):
     """What is logged where a call runs uncompiled."""
     lines = []
-    monkeypatch.setattr(fallbacks.logger, "warning", lines.append)
+    monkeypatch.setattr(choices.logger, "warning", lines.append)
     return lines
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from blockformer.engine import compiler, few_rows
 from blockformer.engine.compiler import without_repeats
 from blockformer.engine.few_rows import Rows
-from blockformer.engine.step_layers import StepLayers, StepLinear, twin
+from blockformer.engine.step_functions import StepLayers, StepLinear, twin
 
 ROWS = {"one": (1, Rows(1)), "three": (3, Rows(3)), "two to four": (3, Rows(4, varies=True))}
 

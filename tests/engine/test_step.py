@@ -22,8 +22,7 @@ from blockformer.engine.attention import PreparedAttention
 from blockformer.engine.few_rows import BLOCK, Rows
 from blockformer.engine.runtime import TrainingRuntime
 from blockformer.engine.step import CompiledSteps
-from blockformer.engine.step_functions import StepFunctions
-from blockformer.engine.step_layers import StepExperts, StepLayers, twin
+from blockformer.engine.step_functions import StepExperts, StepFunctions, StepLayers, twin
 from blockformer.watched import Modules
 
 # On a busy machine the compiler may take minutes for one step, and some tests compile four.

@@ -18,8 +18,7 @@ from . import accelerator
 from .choices import is_enabled
 from .few_rows import attend, can_attend
 from .linear import QuickLinear
-from .sequences import are_short, attend_side_by_side
-from .unpadding import KnowsUnpadding, Unpadding, attend_unpadded
+from .unpadding import KnowsUnpadding, Unpadding, are_short, attend_side_by_side, attend_unpadded
 
 
 def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
@@ -149,9 +148,3 @@ class PreparedLatentAttention(LatentAttention):
             return False
         layers = (self.k_proj, self.v_proj)
         return all(type(layer) in (nn.Linear, QuickLinear) and is_bare(layer) for layer in layers)
-
-
-def layers_read_as_weights(model: nn.Module) -> set[nn.Module]:
-    """The linear layers whose weights it reads: these are to stay plain."""
-    parts = [module for module in model.modules() if isinstance(module, LatentAttention)]
-    return {layer for part in parts for layer in (part.k_proj, part.v_proj)}

@@ -11,7 +11,7 @@ buffers; the library has them in the order of their scores.
 import torch
 from torch.nn import functional as F
 
-from .forbidden import only_forbid, without_forbidden
+from .sampling import only_forbid, without_forbidden
 
 _NEVER = -1e9  # the library's score of what is not to be chosen
 

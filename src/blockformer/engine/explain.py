@@ -15,8 +15,7 @@ from .accelerator import SharingAttention
 from .linear import QuickLinear
 from .low_bits import PreparedQuantizedLinear
 from .packed import PackedLinear
-from .prepare import check_class
-from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime
+from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime, check_class
 from .step import can_compile, uncompiled_field
 
 _PREPARE = "prepare_for_inference() may make it faster"

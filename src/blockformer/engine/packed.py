@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..model.latent_attention import LatentAttention
 from ..model.stack import Stack
 from ..watched import is_plain_linear, is_transformed
-from .attention import layers_read_as_weights
 from .choices import PACKED, is_enabled, is_exported, is_faster
 from .linear import by_onednn
 from .linear import packed as packed_numbers
@@ -221,7 +221,8 @@ def pack_weights(model) -> int:
     shared = [owners for owners in owners_of_weights(model) if are_packable(owners)]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
     shared = [owners for owners in shared if owners[0].weight.dtype is model.dtype]
-    plain = layers_read_as_weights(model)
+    latent = [module for module in model.modules() if isinstance(module, LatentAttention)]
+    plain = {layer for part in latent for layer in (part.k_proj, part.v_proj)}  # read as matrices
     shared = [owners for owners in shared if not plain.intersection(owners)]
     shared = [owners for owners in shared if owners[0].weight.numel() >= _LEAST_WEIGHTS[model.dtype]]
     packed = [owners for owners in shared if pack(owners[0].weight)]

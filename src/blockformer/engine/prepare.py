@@ -23,11 +23,10 @@ from .attention import (
 )
 from .choices import is_enabled
 from .decoding import Decoding
-from .delta_kernels import apply_rule
 from .linear import QuickLinear, can_be_quick
 from .low_bits import PreparedQuantizedLinear, can_be_in_order, check_head
 from .packed import pack_weights, unpack_weights
-from .runtime import AcceleratorRuntime, LoadedRuntime, PreparedRuntime, TrainingRuntime
+from .runtime import AcceleratorRuntime, LoadedRuntime, PreparedRuntime, TrainingRuntime, check_class
 
 # Each plain class and its replacement of the same parameters in a prepared model, on a GPU that has the kernel, and in
 # one prepared for training.
@@ -166,22 +165,6 @@ def _make_plain(model) -> None:
     unpack_weights(model)
 
 
-def check_class(model) -> None:
-    """Refuse what is not a model of this package.
-
-    Raises:
-        TypeError: the model comes from another library, or from the code in a repo.
-    """
-    if isinstance(model, BlockformerPreTrainedModel):
-        return
-    if str(getattr(getattr(model, "config", None), "model_type", "")).startswith("blockformer_"):
-        raise TypeError(
-            f"this {type(model).__name__} runs the code of its own repo, which has no fast paths: import blockformer "
-            "before you load the model, and load it without trust_remote_code=True."
-        )
-    raise TypeError(f"{type(model).__name__} is not a Blockformer model: convert it, or load it with blockformer.")
-
-
 def _check_compiles(model) -> None:
     """Refuse a model whose step cannot be compiled, or that has none and is on a GPU."""
     if (name := step.uncompiled_field(model.config)) is not None and step.can_compile(model):
@@ -267,5 +250,5 @@ def plug_in() -> None:
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
     PACKAGE["usual_runtime"] = lambda usual, model: LoadedRuntime()
     PACKAGE["prepare_for_inference"] = lambda usual, model, **options: prepare_for_inference(model, **options)
-    PACKAGE["apply_rule"] = apply_rule
+    PACKAGE["apply_rule"] = accelerator.apply_rule
     PACKAGE["prepare_for_training"] = lambda usual, model: prepare_for_training(model)

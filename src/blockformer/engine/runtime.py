@@ -4,6 +4,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
+from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.runtime import Runtime
 from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
@@ -167,3 +168,19 @@ class AcceleratorRuntime(PreparedRuntime):
         if unpadding is not None and cache is not None:
             named = {**named, "past_key_values": accelerator.PaddingCache(cache, unpadding)}
         return super().run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
+
+
+def check_class(model) -> None:
+    """Refuse what is not a model of this package.
+
+    Raises:
+        TypeError: the model comes from another library, or from the code in a repo.
+    """
+    if isinstance(model, BlockformerPreTrainedModel):
+        return
+    if str(getattr(getattr(model, "config", None), "model_type", "")).startswith("blockformer_"):
+        raise TypeError(
+            f"this {type(model).__name__} runs the code of its own repo, which has no fast paths: import blockformer "
+            "before you load the model, and load it without trust_remote_code=True."
+        )
+    raise TypeError(f"{type(model).__name__} is not a Blockformer model: convert it, or load it with blockformer.")

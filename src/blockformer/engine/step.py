@@ -15,13 +15,11 @@ from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditi
 from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
 from ..watched import unknown_code
+from .choices import OtherLoop
 from .compiler import has_compiler, is_of_compiler, progress
-from .copies import Following
-from .fallbacks import OtherLoop
 from .few_rows import MOST_ROWS, Rows
-from .low_bits import OrderedLinear, RoundedHead
-from .step_functions import StepFunctions
-from .step_layers import StepLayers
+from .low_bits import Following, OrderedLinear, RoundedHead
+from .step_functions import StepFunctions, StepLayers
 
 logger = logging.get_logger(__name__)
 
