@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from packed_layers import pack_whatever_can_be, packed_of
+from packed_layers import can_pack, pack_whatever_can_be, packed_of
 from pairs import assert_close, assert_gradients_close, left_padded
 from sizes import STRONG
 from torch import nn
@@ -17,7 +17,6 @@ import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine.few_rows import MOST_ROWS, Rows
 from blockformer.engine.graphs import Prompt, Steps, room_for
-from blockformer.engine.linear import can_pack
 from blockformer.engine.parts import FunctionParts
 from blockformer.engine.step import uncompiled_field
 from blockformer.engine.step_functions import StepFunctions, StepLayers

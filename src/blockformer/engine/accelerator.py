@@ -10,7 +10,7 @@ import inspect
 
 import torch
 from torch.nn.attention.flex_attention import flex_attention
-from transformers.utils import is_flash_attn_2_available, logging
+from transformers.utils import logging
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from ..model.attention import Attention
@@ -250,22 +250,12 @@ def _with_sums():
 
 @functools.cache
 def kernel():
-    """PyTorch's `varlen_attn` (2.10 and later), else that of flash-attn 2 where it is installed, else None."""
+    """PyTorch's `varlen_attn` (2.10 and later), else None."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return _flash_attention if is_flash_attn_2_available() else None
+        return None
     return varlen_attn
-
-
-def _flash_attention(
-    query, key, value, starts_q, starts_k, longest_q, longest_k, *, scale, is_causal, enable_gqa=False
-):
-    """Flash-attn's function in the form of PyTorch's; it finds shared keys by itself."""
-    from flash_attn import flash_attn_varlen_func
-
-    sequences = (starts_q, starts_k, longest_q, longest_k)
-    return flash_attn_varlen_func(query, key, value, *sequences, softmax_scale=scale, causal=is_causal)
 
 
 @functools.cache

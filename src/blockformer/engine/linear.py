@@ -49,17 +49,6 @@ def packed(weight):
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS[weight.dtype])
 
 
-@torch.no_grad()
-def can_pack(dtype) -> bool:
-    """Whether this PyTorch has oneDNN's layout for the dtype, tried with a small matrix."""
-    try:
-        small = torch.ones(8, 8, dtype=dtype, device="cpu")
-        by_onednn(small, packed(small))
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
-    return True
-
-
 class QuickLinear(nn.Linear):
     """`nn.Linear` on the CPU by the faster matmul. A plain layer becomes one by changing its class.
 

@@ -1,7 +1,6 @@
 """The runtimes of this package's models: as loaded, prepared for training or inference, and with compiled parts."""
 
 import torch
-from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
 from ..model.pretrained_model import BlockformerPreTrainedModel
@@ -24,20 +23,7 @@ logger = logging.get_logger(__name__)
 
 
 class LoadedRuntime(Runtime):
-    """Plain PyTorch. One token of a dynamic cache needs no mask, and a loss without logits is taken in chunks."""
-
-    def plan(self, stack, inputs):
-        return stack.plan(inputs, None if isinstance(inputs.attention_mask, dict) else self.masks(stack, inputs))
-
-    def masks(self, stack, inputs) -> dict | None:
-        """The mask of each layer type where the library is not needed: one token sees all that a dynamic cache holds.
-
-        None leaves the masks to the library. `inputs` are a `layer.StackInputs`.
-        """
-        own = getattr(inputs.past_key_values, "self_attention_cache", inputs.past_key_values)
-        is_step = inputs.attention_mask is None and inputs.hidden_states.shape[1] == 1 and type(own) is DynamicCache
-        is_step = is_step and stack.config.sliding_window is None and stack.config._attn_implementation == "sdpa"
-        return dict.fromkeys(stack.config.layer_types) if is_step and is_enabled() else None
+    """Plain PyTorch; a loss without logits is taken in chunks."""
 
     def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing):
         given = (head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
@@ -74,6 +60,9 @@ class TrainingRuntime(LoadedRuntime):
         """
         return find_unpadding(stack.config, inputs.attention_mask, inputs.given_positions, self.least_saving)
 
+    def masks(self, stack, inputs) -> dict | None:
+        """The mask of each layer type for these `layer.StackInputs`; None leaves them to the library."""
+
     def takes_prompts(self, cache) -> bool:
         """Whether prompts without padding fill this cache (None: a fresh one) with it."""
         return False
@@ -97,13 +86,13 @@ class TrainingRuntime(LoadedRuntime):
         """As `stack.plan`, with an `Unpadding` where masks would be if padding is skipped: where nobody watches."""
         says_nothing = inputs.attention_mask is None and inputs.given_positions is None
         if says_nothing or not self.may_unpad(stack, inputs):
-            return super().plan(stack, inputs)
+            return stack.plan(inputs, self.masks(stack, inputs))
         unpadding = self.unpadding(stack, inputs)
         if unpadding is not None and inputs.attention_mask is not None and unpadding.indices is None:
             return self.plan(stack, inputs._replace(attention_mask=None, given_positions=None))  # every token is real
         # Last, since it takes as long as half a layer, and full batches go without it.
         if unpadding is None or not knows_unpadding(stack) or is_watched(stack):
-            return super().plan(stack, inputs)
+            return stack.plan(inputs, self.masks(stack, inputs))
         return plan_without_padding(stack, inputs, unpadding)
 
     def layers(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named):
@@ -156,8 +145,8 @@ class AcceleratorRuntime(PreparedRuntime):
         return super().unpadding(stack, inputs) if unpadding is None else unpadding
 
     def masks(self, stack, inputs):
-        masks = super().masks(stack, inputs)
-        return accelerator.block_masks(stack, inputs) if masks is None and is_in_use(stack.config) else masks
+        is_plain = not isinstance(inputs.attention_mask, dict) and is_in_use(stack.config)
+        return accelerator.block_masks(stack, inputs) if is_plain else None
 
     def takes_prompts(self, cache):
         return accelerator.is_empty(cache)
