@@ -20,7 +20,7 @@ def test_few_rows_are_a_loop_with_the_same_result(dtype, bias, rows, monkeypatch
     torch.manual_seed(0)
     count, kind = ROWS[rows]
     layer = nn.Linear(96, 40, bias=bias).to(dtype)
-    loop = twin(layer, {}, StepLayers(kind, dtype, {}))
+    loop = twin(layer, StepLayers(kind, dtype, {}))
     monkeypatch.setattr(nn.functional, "linear", None)
     for number in (2, 3, 4) if kind.varies else (count,):
         states = torch.randn(number, 1, 96).to(dtype)
@@ -34,7 +34,7 @@ def test_few_rows_are_a_loop_with_the_same_result(dtype, bias, rows, monkeypatch
 @torch.no_grad()
 def test_a_loop_reads_the_layer_s_weights():
     layer, states = nn.Linear(8, 4), torch.randn(1, 1, 8)
-    loop = twin(layer, {}, StepLayers(Rows(1), torch.float32, {}))
+    loop = twin(layer, StepLayers(Rows(1), torch.float32, {}))
     layer.weight = nn.Parameter(2 * layer.weight)
     torch.testing.assert_close(loop(states), layer(states))
     assert type(layer) is nn.Linear
@@ -42,7 +42,7 @@ def test_a_loop_reads_the_layer_s_weights():
 
 def test_many_rows_and_those_in_64_bits_stay_a_product():
     for rows, dtype in ((None, torch.float32), (Rows(1), torch.float64)):
-        loop = twin(nn.Linear(8, 4, dtype=dtype), {}, StepLayers(rows, dtype, {}))
+        loop = twin(nn.Linear(8, 4, dtype=dtype), StepLayers(rows, dtype, {}))
         assert type(loop) is StepLinear
         assert loop.rows is None
 

@@ -175,7 +175,7 @@ def test_experts_in_a_step_give_the_same(family):
     plain, quick = family_pair(family)
     states = torch.randn(1, 1, STRONG["hidden_size"])
     sparse = plain.model.layers[1].mlp
-    in_step = twin(sparse, {}, StepLayers(Rows(1), torch.float32, {}))
+    in_step = twin(sparse, StepLayers(Rows(1), torch.float32, {}))
     assert type(in_step.experts) is StepExperts
     assert_close(in_step(states), sparse(states))
     quick.config.output_router_logits = True

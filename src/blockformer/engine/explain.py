@@ -170,8 +170,10 @@ def _writing(model) -> list[Part]:
 
 
 def _named(sources: str, beams: int) -> str:
-    kind = {"one": "1 {}", "few": "2 to 4 {}s", "many": "any number of {}s"}[sources]
-    return kind.format("row") if beams == 1 else f"{kind.format('text')} with {beams} beams"
+    if beams == 1:
+        return {"one": "1 row", "few": "2 to 4 rows", "many": "any number of rows"}[sources]
+    kind = {"one": "1 text", "few": "few texts", "many": "any number of texts"}[sources]
+    return f"{kind} with {beams} beams"
 
 
 def _layers(stack: Stack) -> Part:

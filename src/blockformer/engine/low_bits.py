@@ -3,8 +3,7 @@
 A compiled step has loops over bytes in the order of inputs. An AWQ word holds 8 outputs, so that a sum over inputs
 strides through memory. There a byte holds two inputs of one output: one of the first half of their group in its lower
 bits, one of the second half in its upper bits. A loop reads the bytes of an output one after the other, and gets
-vectors of neighbouring inputs of both halves. Few rows are multiplied by it as it goes; for many it writes the weight
-out.
+vectors of neighbouring inputs of both halves.
 
 Each token reads the whole head, a quarter of Qwen3-0.6B's weights and more than half of them if the layers have 4 bits.
 In 8 bits it has half the bytes of bfloat16, a quarter of float32.
@@ -17,7 +16,6 @@ from operator import is_
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ..model.awq_linear import ABOVE, QuantizedLinear, raised
 from ..watched import is_bare, is_transformed
@@ -202,7 +200,7 @@ class OrderedLinear(nn.Module):
     ordered_zeros: torch.Tensor
     ordered_scales: torch.Tensor
     bias: torch.Tensor | None
-    rows: Rows | None
+    rows: Rows
 
     def __init__(self, layer: QuantizedLinear):
         super().__init__()
@@ -212,8 +210,20 @@ class OrderedLinear(nn.Module):
         vars(self)["_parameters"] = layer._parameters
 
     def forward(self, states):
-        """As `F.linear`."""
-        return self._many_rows(states) if self.rows is None else self._few_rows(states, self.rows)
+        """As `F.linear` of few rows; summed in float32."""
+        numbers, zeros, scales = self.ordered_numbers.to(torch.int32), self.ordered_zeros, self.ordered_scales
+        lower, both = (numbers & 15).float(), numbers.float()
+        inputs = rows_of(states, self.rows).unflatten(1, (-1, 2, self.group_size // 2))  # [R, I / G, 2, G / 2]
+        # lower * first + upper * second, without a shift: a byte is lower + 16 * upper.
+        of_both = computed_once(inputs[:, :, 1] / 16)
+        of_lower = computed_once(inputs[:, :, 0] - inputs[:, :, 1] / 16)
+        sums = computed_once(inputs.sum((2, 3)))  # a zero point takes the same away from all inputs of a group
+        outputs = [
+            ((lower * of_lower[row] + both * of_both[row]) * scales[..., None]).sum((1, 2))
+            - (zeros.float() * scales * sums[row]).sum(1)
+            for row in range(len(inputs))
+        ]
+        return as_rows(outputs, states, self.rows, self.bias)
 
     def make(self) -> None:
         """Put the weights in order."""
@@ -227,30 +237,6 @@ class OrderedLinear(nn.Module):
         }
         for name, tensor in copies.items():
             self.register_buffer(name, tensor.contiguous(), persistent=False)
-
-    def _few_rows(self, states, rows: Rows):
-        """[..., I] that are few rows -> [..., O]; summed in float32."""
-        numbers, zeros, scales = self.ordered_numbers.to(torch.int32), self.ordered_zeros, self.ordered_scales
-        lower, both = (numbers & 15).float(), numbers.float()
-        inputs = rows_of(states, rows).unflatten(1, (-1, 2, self.group_size // 2))  # [R, I / G, 2, G / 2]
-        # lower * first + upper * second, without a shift: a byte is lower + 16 * upper.
-        of_both = computed_once(inputs[:, :, 1] / 16)
-        of_lower = computed_once(inputs[:, :, 0] - inputs[:, :, 1] / 16)
-        sums = computed_once(inputs.sum((2, 3)))  # a zero point takes the same away from all inputs of a group
-        outputs = [
-            ((lower * of_lower[row] + both * of_both[row]) * scales[..., None]).sum((1, 2))
-            - (zeros.float() * scales * sums[row]).sum(1)
-            for row in range(len(inputs))
-        ]
-        return as_rows(outputs, states, rows, self.bias)
-
-    def _many_rows(self, states):
-        """[..., I] -> [..., O], by a weight that is written out."""
-        both, zeros = self.ordered_numbers.float(), self.ordered_zeros.float()[..., None]
-        upper = (both / 16).floor()  # a shift takes the compiler's loop six times as long
-        scales, parts = self.ordered_scales[..., None], (both - 16 * upper, upper)
-        weight = torch.stack([((numbers - zeros) * scales).to(states.dtype) for numbers in parts], 2)
-        return F.linear(states, weight.reshape(self.out_features, -1), self.bias)
 
 
 def can_be_in_order(layer) -> bool:

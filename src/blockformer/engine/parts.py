@@ -4,6 +4,7 @@ B rows, n beams of a source, S tokens with the new one, R room of the buffers, K
 vocabulary; I inputs and O outputs of a linear layer.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 
@@ -92,8 +93,12 @@ class Parts(FunctionParts):
         in_place: dict[nn.Module, nn.Module] = {
             layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
         }
+
+        def copied(module: nn.Module) -> nn.Module:
+            return copy.copy(in_place.get(module, module))
+
         device = "cuda" if is_compiled else None
-        functions = StepFunctions(model, written=1, in_place=in_place, device=device)
+        functions = StepFunctions(model, written=1, copied=copied, device=device)
         self.windows, self.logits_of, self.log_sums = functions.windows, functions.logits, functions.log_sums
         self.choose = _choose if device is None else compiled(_choose, device)
         self._model = model

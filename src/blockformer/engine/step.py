@@ -6,6 +6,7 @@ n beams of a source, V vocabulary.
 import functools
 import threading
 
+import torch
 from transformers.utils import logging
 
 from ..model.awq_linear import QuantizedLinear
@@ -80,11 +81,13 @@ class CompiledSteps:
         config, rows = self._stack.config, sources * beams
         if getattr(config, "num_experts", None) and rows > 1:  # rows that share an expert multiply by it together
             raise OtherLoop("a model with experts has more than one row to write")
-        if getattr(config, "linear_bits", None) and rows > MOST_ROWS:
-            raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write")
+        is_low = bool(getattr(config, "linear_bits", None))
+        if is_low and (rows > MOST_ROWS or self._model.dtype is torch.float64):
+            raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write, or is in float64")
         if self._unknown_code is not None:
             raise OtherLoop(f"the model contains code of another package: {self._unknown_code}")
-        kind = ("one" if sources == 1 else "few" if beams == 1 and rows <= MOST_ROWS else "many", beams)
+        is_few = rows <= MOST_ROWS and (beams == 1 or is_low)  # 4-bit weights have no other matmul than loops
+        kind = ("one" if sources == 1 else "few" if is_few else "many", beams)
         if not self._has(kind):
             with self._lock:
                 if not self._has(kind):  # a thread that waits for it may find them made

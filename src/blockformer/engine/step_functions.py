@@ -9,6 +9,7 @@ size, V vocabulary; I inputs and O outputs of a linear layer, N tokens, k expert
 import copy
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -85,32 +86,26 @@ class StepLayers:
         self.rows = None if dtype is torch.float64 else rows
 
     def __call__(self, module: nn.Module) -> nn.Module:
-        """A module with the same parameters and parts, or the replacement."""
-        other = self.in_place.get(module)
-        if other is not None:
-            own = copy.copy(other)
-            vars(own)["rows"] = self.rows
-            return own
-        own = copy.copy(module)
-        own.__class__ = _CLASSES.get(type(module), type(module))
+        """A module with the same parameters and parts, or a copy of its replacement."""
+        own: Any = copy.copy(self.in_place.get(module, module))
+        own.__class__ = _CLASSES.get(type(own), type(own))
         if isinstance(own, StepLinear):
-            own.rows, own.matmul = self.rows, self.matmul
+            own.matmul = self.matmul
+        if isinstance(own, StepLinear) or module in self.in_place:
+            own.rows = self.rows
         return own
 
 
-def twin(module: nn.Module, in_place: Mapping[nn.Module, nn.Module], copied: Callable = copy.copy) -> nn.Module:
-    """A module of the same parameters and of copies of its parts, whose place among the layers is 0.
+def twin(module: nn.Module, copied: Callable = copy.copy) -> nn.Module:
+    """A module of the same parameters and of copies of its parts, whose index among the layers is 0.
 
     Code that is compiled for one layer then serves all that are alike.
 
     Args:
-        in_place: what takes the place of a part.
-        copied: makes each other copy.
+        copied: makes the copy of each part, or of what takes its place.
     """
-    if module in in_place:
-        return in_place[module]
     own = copied(module)
-    parts = {name: None if part is None else twin(part, in_place, copied) for name, part in module._modules.items()}
+    parts = {name: None if part is None else twin(part, copied) for name, part in own._modules.items()}
     vars(own)["_modules"] = parts
     if "layer_idx" in vars(own):
         vars(own)["layer_idx"] = 0
@@ -135,7 +130,7 @@ class StepFunctions:
         model: a decoder with a language model head, or an encoder-decoder.
         beams: rows of a source.
         written: see `LayersPart`.
-        in_place, copied: see `twin`.
+        copied: see `twin`.
         device: whose code it is; None: uncompiled.
     """
 
@@ -144,7 +139,6 @@ class StepFunctions:
         model,
         beams: int = 1,
         written: int = WRITTEN,
-        in_place: Mapping[nn.Module, nn.Module] | None = None,
         copied: Callable = copy.copy,
         device: str | None = None,
     ):
@@ -154,9 +148,9 @@ class StepFunctions:
         slot = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
         rotating = sorted(rotations_of(stack.rotary_emb, config, states, slot))
         groups = _groups_of(stack.layers, _SMALL_LAYERS if device == "cpu" else 1)
-        layers = [[twin(layer, in_place or {}, copied) for layer in group] for group in groups]
+        layers = [[twin(layer, copied) for layer in group] for group in groups]
         self._layers = [LayersPart(group, config, rotating, beams, written) for group in layers]
-        first, last = (twin(part, in_place or {}, copied) for part in (FirstPart(stack), LastPart(model, stack)))
+        first, last = (twin(part, copied) for part in (FirstPart(stack), LastPart(model, stack)))
         self._first, self._last = first, last
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
         self._keeps_state = [keeps_state(layer) for layer in stack.layers]
