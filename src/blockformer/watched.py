@@ -134,8 +134,8 @@ def unknown_code(module: nn.Module) -> str | None:
 def _names_of(value) -> list[str]:
     """The name of a class or function, and the names of bound arguments; for an object, the name of its class."""
     if isinstance(value, functools.partial):
-        given = [*value.args, *value.keywords.values()]
-        objects = [each for each in given if not isinstance(each, bool | int | float | str | None)]
+        arguments = [*value.args, *value.keywords.values()]
+        objects = [each for each in arguments if not isinstance(each, bool | int | float | str | None)]
         return [name for each in (value.func, *objects) for name in _names_of(each)]
     if not hasattr(value, "__qualname__"):
         value = type(value)

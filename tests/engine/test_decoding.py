@@ -490,7 +490,7 @@ def test_inference_mode_threads_and_batches_of_all_sizes(loop):
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert all(torch.equal(text, expected[index % 4]) for index, text in enumerate(found))
-    assert len(quick.runtime.decoding._free) <= decoding._KEPT
+    assert len(quick.runtime.decoding._free) <= decoding._MOST_FREE
     assert not quick.runtime.decoding.fallbacks.reasons
 
 

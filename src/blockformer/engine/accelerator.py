@@ -328,17 +328,16 @@ def apply_rule(usual, layer, query, key, value, decay, step, state, sequences, d
     `usual` serves the others: float32 and float64, which the kernels round; texts in a row, which they take only one
     after the other; a token that learns, for which they have no gradient; and graphs that are traced.
     """
-    if query.shape[2] == 1 and torch.is_grad_enabled():
-        found = None
-    else:
-        found = rule_kernels() if _has_rule_for(query, dtype) and sequences is None and is_enabled() else None
-    if found is None:
+    learns = query.shape[2] == 1 and torch.is_grad_enabled()
+    is_due = not learns and sequences is None and _has_rule_for(query, dtype) and is_enabled()
+    kernels = rule_kernels() if is_due else None
+    if kernels is None:
         return usual(layer, query, key, value, decay, step, state, sequences, dtype)
-    by_chunk, by_token = found
-    given = [each.transpose(1, 2).to(dtype) for each in (query, key, value)]  # [B, T, H, K or V]
+    by_chunk, by_token = kernels
+    states = [each.transpose(1, 2).to(dtype) for each in (query, key, value)]  # [B, T, H, K or V]
     rates = {"g": decay.transpose(1, 2), "beta": step.transpose(1, 2), "scale": 1.0}
     run = by_chunk if query.shape[2] > 1 else by_token
-    output, state = run(*given, **rates, initial_state=state, output_final_state=True)
+    output, state = run(*states, **rates, initial_state=state, output_final_state=True)
     return output.transpose(1, 2), state
 
 

@@ -74,8 +74,8 @@ def is_in_use(config) -> bool:
 
 def _can_be_side_by_side(unpadding, query, kwargs: dict) -> bool:
     """Whether there are short sequences, and nothing but them."""
-    given = {name for name, value in kwargs.items() if value is not None and value is not False}
-    others = given - {"use_cache", "position_ids"}
+    says_something = {name for name, value in kwargs.items() if value is not None and value is not False}
+    others = says_something - {"use_cache", "position_ids"}
     has_own_masks = unpadding.masks is not None and unpadding.bias is None
     return not has_own_masks and not others and is_enabled() and are_short(unpadding, query)
 
@@ -85,9 +85,9 @@ class SharesSources:
 
     is_cross_attention: bool
 
-    def states_of(self, *given, **named):
+    def states_of(self, *states, **named):
         """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""
-        query, key, value = super().states_of(*given, **named)  # type: ignore[misc]
+        query, key, value = super().states_of(*states, **named)  # type: ignore[misc]
         if query.shape[0] != key.shape[0]:
             query = query.unflatten(0, (key.shape[0], -1)).transpose(1, 2).flatten(2, 3)
         return query, key, value
@@ -141,7 +141,7 @@ class PreparedLatentAttention(LatentAttention):
         return (output.view(-1, heads, 1, output.shape[-1] // heads) @ matrices.mT).reshape(len(output), 1, -1)
 
     def _takes(self, states, length: int) -> bool:
-        """Whether this is one token of each row, and two plain products may be made in another order."""
+        """Whether this is one token of each row, and two plain matmuls may change their order."""
         if length != 1 or states.device.type != "cpu" or not is_enabled() or not is_in_use(self.config):
             return False
         if torch.is_autocast_enabled("cpu") or is_transformed() or _has_any_global_hook():

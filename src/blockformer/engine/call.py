@@ -123,11 +123,11 @@ class Call:
             positions = named.get("position_ids")
             if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
                 raise OtherLoop("the attention mask is not [batch, length]")
-            given = {"input_ids": self.input_ids[:, self._past :], "attention_mask": mask, "position_ids": positions}
+            inputs = {"input_ids": self.input_ids[:, self._past :], "attention_mask": mask, "position_ids": positions}
             if positions is not None:
-                given["position_ids"] = positions[:, self._past - length :]
-            given = {name: None if each is None else each[first] for name, each in given.items()}
-            output = self.model(**given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                inputs["position_ids"] = positions[:, self._past - length :]
+            inputs = {name: None if each is None else each[first] for name, each in inputs.items()}
+            output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
             visible = self.input_ids.new_ones(rows, length, dtype=torch.bool) if mask is None else mask != 0
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
@@ -178,7 +178,7 @@ def tokens_in(cache, stack, input_ids, named: dict, is_late: bool) -> int:
     Args:
         stack: the decoder.
         named: arguments of the loop.
-        is_late: whether more tokens may be written than are kept, which no state can take back.
+        is_late: whether tokens may be written after the end of the text, which no state can take back.
 
     Raises:
         OtherLoop: its layers are of another kind, or it does not hold the beginning of this prompt in this model.

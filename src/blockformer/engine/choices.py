@@ -30,7 +30,7 @@ def is_enabled() -> bool:
 def _replaces_functions() -> bool:
     """Whether a function mode is active, other than PyTorch's own for a default device."""
     count = torch._C._len_torch_function_stack()
-    return any(type(torch._C._get_function_stack_at(place)) is not DeviceContext for place in range(count))
+    return any(type(torch._C._get_function_stack_at(index)) is not DeviceContext for index in range(count))
 
 
 def is_exported() -> bool:

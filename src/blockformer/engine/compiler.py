@@ -57,8 +57,8 @@ def _patient(function):
 def _backend(options: dict, graph_module, example_inputs):
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    def compile_once(graph_module, *given, **named):
-        return compile_fx_inner(without_repeats(graph_module), *given, **named)
+    def compile_once(graph_module, *inputs, **named):
+        return compile_fx_inner(without_repeats(graph_module), *inputs, **named)
 
     return compile_fx(graph_module, example_inputs, inner_compile=compile_once, config_patches=options)
 

@@ -23,7 +23,7 @@ from .sampling import Sampling
 from .step import CompiledSteps
 from .step_parts import WRITTEN
 
-_KEPT = 2  # buffers that are kept for later calls
+_MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that write at once
 _SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}
 _KNOWN = {
     "logits_processor", "stopping_criteria", "generation_config", "streamer", "attention_mask", "position_ids",
@@ -58,8 +58,8 @@ class Decoding:
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        given = (self._model, self._device, self.compiled, self.by_graphs)
-        return Decoding, (None, ""), given  # a copy captures graphs of its own
+        arguments = (self._model, self._device, self.compiled, self.by_graphs)
+        return Decoding, (None, ""), arguments  # a copy captures graphs of its own
 
     def __setstate__(self, state):
         self.__init__(*state)  # type: ignore[misc]
@@ -91,7 +91,7 @@ class Decoding:
             steps.end()
             with self._lock:
                 if steps.parts is self._parts and self.by_graphs:
-                    self._free = [*self._free[-_KEPT + 1 :], steps]
+                    self._free = [*self._free[-_MOST_FREE + 1 :], steps]
 
     def _checked(self, model, input_ids, arguments, named) -> Call:
         """The call, or `OtherLoop` with what this loop does not know."""

@@ -127,10 +127,10 @@ def warm_up(model, batches, **settings):
             raise TypeError(
                 f"a batch must be a dict of arguments by name, such as input_ids, not a {type(batch).__name__}."
             )
-    asked = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, **settings}
+    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, **settings}
     with torch.no_grad():
         for batch in tqdm(batches, desc="warming up", unit="batch"):
-            model.generate(**batch, **asked) if can_compile(model) else model(**batch)
+            model.generate(**batch, **settings) if can_compile(model) else model(**batch)
     return model
 
 

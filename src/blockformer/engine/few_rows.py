@@ -89,7 +89,7 @@ def attend(query, key, value, attention_mask, scaling: float):
     weights = computed_once(weights).view(batch, keys, -1, length // block, block)
     values = value.reshape(batch, keys, length // block, block, size).float()
     products = [
-        sum(weights[:, :, each, :, place, None] * values[:, :, :, place] for place in range(block)).sum(2)
+        sum(weights[:, :, each, :, token, None] * values[:, :, :, token] for token in range(block)).sum(2)
         for each in shared
     ]
     return torch.stack(products, 2).to(query.dtype).reshape(batch, heads, queries, size).transpose(1, 2)

@@ -57,7 +57,7 @@ class Following:
         if self._is_current():
             return
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            if not self._is_current():  # a thread that waits for it may find them made
+            if not self._is_current():  # a thread that waits for it may find them here
                 tensors = [held[name] for held, name in self._holders]
                 self._memory = [tensor.detach() for tensor in tensors]
                 self._counted = [tensor for tensor in tensors if not tensor.is_inference()]

@@ -86,8 +86,8 @@ class PackedWeight(torch.Tensor):
         if func is torch.ops.prim.device.default:
             return torch.device("cpu")
         aliases = {argument.name: argument.alias_info for argument in func._schema.arguments}
-        given = {**dict(zip(aliases, args, strict=False)), **(kwargs or {})}
-        own = [name for name, value in given.items() if any(isinstance(each, cls) for each in tree_leaves(value))]
+        arguments = {**dict(zip(aliases, args, strict=False)), **(kwargs or {})}
+        own = [name for name, value in arguments.items() if any(isinstance(each, cls) for each in tree_leaves(value))]
         if any(aliases[name] is not None and aliases[name].is_write for name in own):
             raise RuntimeError(_REFUSED)
         args, kwargs = tree_map(lambda value: value.plain() if isinstance(value, cls) else value, (args, kwargs or {}))

@@ -102,11 +102,11 @@ class Parts(FunctionParts):
         self.windows, self.logits_of, self.log_sums = functions.windows, functions.logits, functions.log_sums
         self.choose = _choose if device is None else compiled(_choose, device)
         self._model = model
-        self._places = self._addresses()
+        self._captured_at = self._addresses()
 
     def are_current(self) -> bool:
         """Whether every weight still lies where the graphs read it."""
-        return self._places == self._addresses()
+        return self._captured_at == self._addresses()
 
     def undo(self) -> None:
         """Take the joined products apart."""
@@ -156,11 +156,11 @@ class ModelParts:
         if self._cache is None:
             self._cache = self._in_buffers(steps, seen - 1)
             self._is_padded = not bool(steps.visible[:, : seen - 1].all())
-        given = {"past_key_values": self._cache, "use_cache": True, "return_dict": True}
+        cached = {"past_key_values": self._cache, "use_cache": True, "return_dict": True}
         if self._source:
-            return self._model(decoder_input_ids=steps.ids, **self._source, **given).logits
+            return self._model(decoder_input_ids=steps.ids, **self._source, **cached).logits
         mask = steps.visible[:, :seen].long() if self._is_padded else None
-        return self._model(input_ids=steps.ids, attention_mask=mask, position_ids=steps.positions, **given).logits
+        return self._model(input_ids=steps.ids, attention_mask=mask, position_ids=steps.positions, **cached).logits
 
     def slots_for(self, length: int) -> int:
         """How many slots a step of so many tokens sees."""
@@ -227,7 +227,7 @@ class _WindowInBuffers(_InBuffers, DynamicSlidingWindowLayer):
 
 
 def _choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
-    """Greedy choice from logits [B, 1, V], kept in `output` [B, R]; a row that has ended gets padding."""
+    """Greedy choice from logits [B, 1, V], written into `output` [B, R]; a row that has ended gets padding."""
     token = logits[:, -1].float().argmax(-1)
     token = torch.where(unfinished, token, pad)
     count.add_(unfinished.any())

@@ -26,8 +26,8 @@ class LoadedRuntime(Runtime):
     """Plain PyTorch; a loss without logits is taken in chunks."""
 
     def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing):
-        given = (head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
-        return loss_in_chunks(*given) if self.takes_in_chunks(return_logits) and is_switched_on() else None
+        arguments = (head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
+        return loss_in_chunks(*arguments) if self.takes_in_chunks(return_logits) and is_switched_on() else None
 
     def takes_in_chunks(self, return_logits: bool | None) -> bool:
         """Whether a loss may be taken in chunks, by what the caller says about logits: here where none are wanted."""
@@ -69,11 +69,10 @@ class TrainingRuntime(LoadedRuntime):
 
     def may_unpad(self, stack, inputs) -> bool:
         """Whether neither the caller, nor a cache, nor a gradient needs the padding."""
-        needs = (inputs.use_cache or inputs.past_key_values is not None) and not self.takes_prompts(
-            inputs.past_key_values
-        )
-        asked = inputs.source[0] is not None or inputs.head_masks[0] is not None or inputs.reads_padding
-        if needs or asked or is_recording(stack.config, inputs.named):
+        has_cache = inputs.use_cache or inputs.past_key_values is not None
+        needs_padding = has_cache and not self.takes_prompts(inputs.past_key_values)
+        needs_padding |= inputs.source[0] is not None or inputs.head_masks[0] is not None or inputs.reads_padding
+        if needs_padding or is_recording(stack.config, inputs.named):
             return False
         if isinstance(inputs.attention_mask, dict) or not is_in_use(stack.config) or not is_enabled():
             return False

@@ -50,7 +50,7 @@ class Sampling:
             if self._is_over(length - start):
                 break
         while self._unread:
-            self._is_told(self._unread.popleft())
+            self._had_ended(self._unread.popleft())
         count = int(steps.count)
         if call.streamer is not None:
             call.streamer.end()
@@ -89,12 +89,12 @@ class Sampling:
             self._unread.append(_Late(steps.unfinished.any(), tokens))
         is_over = False
         while len(self._unread) > (0 if call.own_criteria or not call.is_late else 1) and not is_over:
-            is_over = self._is_told(self._unread.popleft())
+            is_over = self._had_ended(self._unread.popleft())
         if is_over:
             self._unread.clear()  # what came after the end
         return is_over
 
-    def _is_told(self, late: "_Late") -> bool:
+    def _had_ended(self, late: "_Late") -> bool:
         """Wait for what was to be read: a streamer gets its tokens. Whether all rows had ended then."""
         late.wait()
         if late.tokens is not None:

@@ -90,8 +90,8 @@ class CompiledSteps:
         kind = ("one" if sources == 1 else "few" if is_few else "many", beams)
         if not self._has(kind):
             with self._lock:
-                if not self._has(kind):  # a thread that waits for it may find them made
-                    self._functions[kind] = self._made(*kind)
+                if not self._has(kind):  # a thread that waits for it may find them here
+                    self._functions[kind] = self._new_functions(*kind)
         functions = self._functions[kind]
         if functions is None:
             raise OtherLoop(_NO_CODE)
@@ -101,10 +101,10 @@ class CompiledSteps:
         functions = self._functions.get(kind)
         return kind in self._functions and (functions is None or functions.dtype is self._model.dtype)
 
-    def _made(self, sources: str, beams: int) -> StepFunctions | None:
+    def _new_functions(self, sources: str, beams: int) -> StepFunctions | None:
         if not has_compiler():
             fix = "install g++ or clang++, or set CXX"
-            logger.warning_once(f"no C++ compiler was found, so the model runs uncompiled: {fix}.")
+            logger.warning_once(f"there is no C++ compiler, so the model runs uncompiled: {fix}.")
             return None
         loops = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True), "many": None}
         rows = loops[sources]

@@ -159,13 +159,13 @@ class StepFunctions:
         cut = [self.windows[layer.layer_type] for layer in stack.layers]
         self.cut = cut if any(cut) else []
 
-        def made(function):
+        def for_device(function):
             return function if device is None else compiled(function, device)
 
-        alike = {_structure(group): made(_run) for group in groups}
+        alike = {_structure(group): for_device(_run) for group in groups}
         self._run_layers = [alike[_structure(group)] for group in groups]
-        self._run_first, self._run_last = made(_run), made(_run)
-        self._log_sums = made(log_sums) if device == "cpu" else log_sums
+        self._run_first, self._run_last = for_device(_run), for_device(_run)
+        self._log_sums = for_device(log_sums) if device == "cpu" else log_sums
 
     def logits(self, input_ids, positions, seen: dict, buffers: list, source_mask=None, sources=()):
         """The logits [B, 1, V] of new tokens, int64 [B, 1], at their positions, int64 [B, 1].

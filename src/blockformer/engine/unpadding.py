@@ -118,11 +118,11 @@ def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0, 
     """
     if (config.is_decoder or config.is_encoder_decoder) and "sliding_attention" in config.layer_types:
         return None
-    given = position_ids if attention_mask is None else attention_mask
-    if not isinstance(given, torch.Tensor) or given.dim() != 2 or given.device.type != device or is_mapped(given):
+    rows = position_ids if attention_mask is None else attention_mask
+    if not isinstance(rows, torch.Tensor) or rows.dim() != 2 or rows.device.type != device or is_mapped(rows):
         return None
     least = -(-least_saving // config.hidden_size**2)
-    return Unpadding.of_positions(given) if attention_mask is None else Unpadding.of_mask(given, least)
+    return Unpadding.of_positions(rows) if attention_mask is None else Unpadding.of_mask(rows, least)
 
 
 def plan_without_padding(stack, inputs, unpadding):
@@ -224,7 +224,7 @@ def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
     Returns:
         [1, N, H, D], contiguous.
     """
-    tokens, places, is_real = _side_by_side(unpadding, query.device)
+    tokens, slots, is_real = _side_by_side(unpadding, query.device)
     states = (each[0].transpose(0, 1)[tokens].transpose(1, 2) for each in (query, key, value))  # [n, H or K, L, D]
     if unpadding.bias is not None:
         mask = unpadding.bias[
@@ -234,13 +234,13 @@ def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
     else:
         mask = None if module.is_causal else is_real
     output = attend(module, *states, mask, **kwargs)[0]  # [n, L, H, D]
-    return output.flatten(0, 1)[places][None]
+    return output.flatten(0, 1)[slots][None]
 
 
 def _side_by_side(unpadding, device):
-    """The token at each place of a padded batch, int64 [n, L], and each token's place, int64 [N].
+    """The token in each slot of a padded batch, int64 [n, L], and each token's slot, int64 [N].
 
-    Third, which places have a token of their own, bool [n, 1, 1, L]; None if all have.
+    Third, which slots have a token of their own, bool [n, 1, 1, L]; None if all have.
     """
     if unpadding.side_by_side is None:
         lengths = [length for length in unpadding.lengths if length]
@@ -251,7 +251,7 @@ def _side_by_side(unpadding, device):
             rows = torch.repeat_interleave(counts, output_size=total)
             is_real = columns < counts[:, None]
             tokens = starts[:, None] + columns * is_real
-            places = rows * longest + torch.arange(total) - starts[rows]
+            slots = rows * longest + torch.arange(total) - starts[rows]
         known = None if min(lengths) == longest else is_real[:, None, None]
-        unpadding.side_by_side = tokens, places, known
+        unpadding.side_by_side = tokens, slots, known
     return unpadding.side_by_side
