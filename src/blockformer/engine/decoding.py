@@ -8,6 +8,7 @@ B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabula
 """
 
 import threading
+from typing import Any
 
 import torch
 from transformers.generation import GenerationMixin
@@ -18,7 +19,7 @@ from .beam_search import BeamSearch
 from .call import Call, are_equal, beams_of
 from .choices import Fallbacks, OtherLoop, is_enabled
 from .graphs import Steps, room_for
-from .parts import CPUParts, Parts
+from .parts import Parts
 from .sampling import Sampling
 from .step import CompiledSteps
 from .step_parts import WRITTEN
@@ -167,7 +168,11 @@ class Decoding:
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
         if not self.by_graphs:
-            parts = call.by_model(call.kind[1]) if call.watched is None else CPUParts(self.compiled, *call.kind)
+            if call.watched is None:
+                parts: Any = call.by_model(call.kind[1])
+            else:
+                parts = self.compiled.functions_for(*call.kind)
+                self.compiled.refresh()
             length = call.input_ids.shape[1]
             room = room_for(min(length + length // 2, call.longest) + WRITTEN)
             steps = Steps(parts, prompt, room, scores.shape[-1])

@@ -162,10 +162,11 @@ def _writing(model) -> list[Part]:
         if (name := uncompiled_field(model.config)) is not None:
             hint = f"it is not compiled with {name}"
         return [Part("one more token", way, hint)]
-    if steps._functions and not any(steps._functions.values()):
+    kinds = steps.kinds()
+    if kinds == []:
         return [Part("one more token", "plain PyTorch", _FAILED)]
-    kinds = [_named(*kind) for kind, function in steps._functions.items() if function is not None]
-    way = f"compiled for {', '.join(kinds)}" if kinds else "compiled at the first batch that needs it"
+    names = ", ".join(_named(*kind) for kind in kinds or ())
+    way = f"compiled for {names}" if names else "compiled at the first batch that needs it"
     return [Part("one more token", way)]
 
 

@@ -1,12 +1,10 @@
-"""What computes the logits of a step: compiled parts on a GPU or on a CPU, or the model itself.
+"""What else than a CPU's compiled functions computes the logits of a step: a GPU's, or the model itself.
 
 B rows, n beams of a source, S tokens with the new one, R room of the buffers, K key/value heads, D head size, V
 vocabulary; I inputs and O outputs of a linear layer.
 """
 
 import copy
-import functools
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -16,8 +14,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from ..watched import is_bare, unknown_code
 from .choices import OtherLoop
 from .compiler import compiled
-from .few_rows import BLOCK
-from .step_functions import StepFunctions, log_sums
+from .step_functions import StepFunctions, choose, log_sums
 from .step_parts import State
 
 # Names of sibling layers with the same input.
@@ -29,54 +26,8 @@ _GROUPS = (
 )
 
 
-class FunctionParts:
-    """A step as functions of tensors, `logits_of`: see `StepFunctions.logits`.
-
-    Attributes:
-        beams: rows that share the keys and values of their source.
-        can_be_captured: whether a GPU can run it as a graph.
-        cut: see `StepFunctions`.
-    """
-
-    beams = 1
-    can_be_captured = True
-    cut: list | tuple = ()
-    windows: dict
-    logits_of: Callable
-
-    def slots_for(self, length: int) -> int:
-        """How many slots a step of so many tokens sees on a CPU: whole blocks, and at least two of them.
-
-        The compiler makes other code for a single one.
-        """
-        return max(2 * BLOCK, -(-length // BLOCK) * BLOCK)
-
-    def logits(self, steps, seen: int):
-        """The logits [B, 1, V] of the new tokens in `Steps`, which see so many slots, a multiple of `BLOCK`."""
-        buffers = steps.buffers
-        seen_by = {kind: self._seen(steps, seen, window) for kind, window in self.windows.items()}
-        if self.cut:
-            starts = [self._start(seen, window) for window in self.cut]
-            pairs = zip(buffers, starts, strict=True)
-            buffers = [[buffer[:, :, start:] for buffer in pair] if start else pair for pair, start in pairs]
-        return self.logits_of(steps.ids, steps.positions, seen_by, buffers, steps.source_visible, steps.sources)
-
-    def _seen(self, steps, seen: int, window: int | None):
-        """Which slots are seen, bool [B, S / BLOCK, BLOCK], and the new token's, of buffers that begin at `_start`."""
-        start = self._start(seen, window)
-        visible = steps.visible[:, start:seen]
-        if window is not None:
-            visible = visible & (steps.columns[start:seen] > steps.slot - window)
-        return visible.unflatten(1, (-1, BLOCK)), steps.slot - start if start else steps.slot
-
-    def _start(self, seen: int, window: int | None) -> int:
-        """Where buffers begin that are cut to a window, of which at least `WRITTEN` slots are seen."""
-        is_cut = window is not None and bool(self.cut)
-        return max(0, seen - BLOCK - window) // BLOCK * BLOCK if is_cut else 0
-
-
-class Parts(FunctionParts):
-    """The parts of a model's step for a GPU. A graph reads whole buffers, and a row for each beam.
+class Parts(StepFunctions):
+    """A step for a GPU, which captures it. A graph reads whole buffers, and a row for each beam.
 
     Args:
         model: a decoder with a language model head, or an encoder-decoder.
@@ -98,10 +49,9 @@ class Parts(FunctionParts):
             return copy.copy(in_place.get(module, module))
 
         device = "cuda" if is_compiled else None
-        functions = StepFunctions(model, written=1, copied=copied, device=device)
-        self.windows, self.logits_of, self.log_sums = functions.windows, functions.logits, functions.log_sums
-        self.choose = _choose if device is None else compiled(_choose, device)
-        self._model = model
+        super().__init__(model, written=1, copied=copied, device=device)
+        self.choose = choose if device is None else compiled(choose, device)
+        self._model, self.cut = model, []
         self._captured_at = self._addresses()
 
     def are_current(self) -> bool:
@@ -119,21 +69,6 @@ class Parts(FunctionParts):
         return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
 
 
-class CPUParts(FunctionParts):
-    """The parts of a step that a CPU compiles.
-
-    Args:
-        steps: the model's `CompiledSteps`.
-        sources, beams: of a batch, and of each of them.
-    """
-
-    def __init__(self, steps, sources: int, beams: int = 1):
-        functions = steps.functions_for(sources, beams)
-        self.logits_of, self.log_sums = functools.partial(steps.computed, functions), functions.log_sums
-        self.windows, self.cut, self.beams, self.choose = functions.windows, functions.cut, beams, _choose
-        steps.refresh()
-
-
 class ModelParts:
     """The model itself: its `forward` reads the new tokens, with a cache that lies in the buffers of `Steps`.
 
@@ -148,7 +83,7 @@ class ModelParts:
 
     def __init__(self, model, source: dict, beams: int = 1):
         self._model, self._source, self.beams = model, source, beams
-        self.choose, self.log_sums = _choose, log_sums
+        self.choose, self.log_sums = choose, log_sums
         self._cache: DynamicCache | EncoderDecoderCache | None = None
 
     def logits(self, steps, seen: int):
@@ -224,16 +159,6 @@ class _WindowInBuffers(_InBuffers, DynamicSlidingWindowLayer):
 
     def _first_of(self, length):
         return max(0, length - self.sliding_window)
-
-
-def _choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
-    """Greedy choice from logits [B, 1, V], written into `output` [B, R]; a row that has ended gets padding."""
-    token = logits[:, -1].float().argmax(-1)
-    token = torch.where(unfinished, token, pad)
-    count.add_(unfinished.any())
-    unfinished.logical_and_(~is_end[token])
-    state_ids.copy_(token[:, None])
-    output.index_copy_(1, slot + 1, token[:, None])
 
 
 class JoinedProduct:

@@ -17,14 +17,12 @@ from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
 from ..watched import unknown_code
 from .choices import OtherLoop
-from .compiler import has_compiler, is_of_compiler, progress
+from .compiler import has_compiler
 from .few_rows import MOST_ROWS, Rows
 from .low_bits import Following, OrderedLinear, RoundedHead
-from .step_functions import StepFunctions, StepLayers
+from .step_functions import NO_CODE, StepFunctions, StepLayers
 
 logger = logging.get_logger(__name__)
-
-_NO_CODE = "code for such a batch could not be compiled"
 
 
 class CompiledSteps:
@@ -72,6 +70,11 @@ class CompiledSteps:
         """Of weights in another layout, held in addition to the plain ones."""
         return self._ordered.nbytes + self._rounded.nbytes
 
+    def kinds(self) -> list[tuple[str, int]] | None:
+        """The kinds of batches, see `explain`, that there is code for; None before the first one."""
+        ready = [kind for kind, each in self._functions.items() if each is not None and not each.has_failed]
+        return ready if self._functions else None
+
     def functions_for(self, sources: int, beams: int) -> StepFunctions:
         """The compiled parts for a batch of one source or several, with so many beams each.
 
@@ -93,8 +96,8 @@ class CompiledSteps:
                 if not self._has(kind):  # a thread that waits for it may find them here
                     self._functions[kind] = self._new_functions(*kind)
         functions = self._functions[kind]
-        if functions is None:
-            raise OtherLoop(_NO_CODE)
+        if functions is None or functions.has_failed:
+            raise OtherLoop(NO_CODE)
         return functions
 
     def _has(self, kind: tuple) -> bool:
@@ -106,36 +109,12 @@ class CompiledSteps:
             fix = "install g++ or clang++, or set CXX"
             logger.warning_once(f"there is no C++ compiler, so the model runs uncompiled: {fix}.")
             return None
-        loops = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True), "many": None}
-        rows = loops[sources]
+        rows = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True)}.get(sources)
         in_place = {layer: copy for copy in self._ordered.copies for layer in copy.layers}
         if rows is not None:
             in_place |= {layer: copy for copy in self._rounded.copies for layer in copy.layers}
         copied = StepLayers(rows, self._model.dtype, in_place)
         return StepFunctions(self._model, beams, copied=copied, device="cpu")
-
-    def computed(self, functions: StepFunctions, *arguments):
-        """The logits of these functions, see `StepFunctions.logits`; the first call waits for the compiler.
-
-        Raises:
-            OtherLoop: the compiler failed. Nothing has changed but what the new token's slots hold.
-        """
-        if not functions.is_ready:
-            with self._lock, progress():
-                if not functions.is_ready:  # a thread that waits for it may find them compiled
-                    self._compile(functions, *arguments)
-        return functions.logits(*arguments)
-
-    def _compile(self, functions: StepFunctions, *arguments) -> None:
-        try:
-            functions.compile(*arguments)
-        except Exception as error:
-            if not is_of_compiler(error):
-                raise
-            reason = " ".join(str(error).split())[:300]
-            logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
-            self._functions = {key: None if each is functions else each for key, each in self._functions.items()}
-            raise OtherLoop(_NO_CODE) from error
 
 
 def uncompiled_field(config) -> str | None:

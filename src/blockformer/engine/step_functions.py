@@ -8,22 +8,31 @@ size, V vocabulary; I inputs and O outputs of a linear layer, N tokens, k expert
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.utils import logging
 
 from ..model.attention import Attention
 from ..model.experts import Experts
 from ..model.positions import rotations_of
 from .attention import PreparedAttention, StepAttention
-from .choices import ONEDNN, is_faster
-from .compiler import compiled
-from .few_rows import Rows, as_rows, computed_once, rows_of
+from .choices import ONEDNN, OtherLoop, is_faster
+from .compiler import compiled, is_of_compiler, progress
+from .few_rows import BLOCK, Rows, as_rows, computed_once, rows_of
 from .linear import QuickLinear, by_onednn_in_a_graph
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
+
+logger = logging.get_logger(__name__)
+NO_CODE = "code for such a batch could not be compiled"
+_COMPILING = threading.Lock()
+# Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function. By
+# hand: more in one function take longer to compile, in proportion.
+_SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
 
 
 class StepLinear(nn.Linear):
@@ -112,11 +121,6 @@ def twin(module: nn.Module, copied: Callable = copy.copy) -> nn.Module:
     return own
 
 
-# Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function. By
-# hand: more in one function take longer to compile, in proportion.
-_SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
-
-
 class StepFunctions:
     """The compiled parts of a step. What is compiled once serves all layers that are alike.
 
@@ -125,6 +129,8 @@ class StepFunctions:
         cut: of each layer how many tokens of its buffers are enough, or None: all; empty if no layer has a window.
         dtype: of the model.
         is_ready: whether they have computed before, so that they need not be compiled.
+        has_failed: whether the compiler could not compile them.
+        can_be_captured: whether a GPU can run them as a graph.
 
     Args:
         model: a decoder with a language model head, or an encoder-decoder.
@@ -133,6 +139,8 @@ class StepFunctions:
         copied: see `twin`.
         device: whose code it is; None: uncompiled.
     """
+
+    can_be_captured = True
 
     def __init__(
         self,
@@ -154,7 +162,8 @@ class StepFunctions:
         self._first, self._last = first, last
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
         self._keeps_state = [keeps_state(layer) for layer in stack.layers]
-        self.is_ready, self.dtype = False, model.dtype
+        self.is_ready, self.has_failed = device != "cpu", False
+        self.beams, self.dtype, self.choose = beams, model.dtype, choose
         self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
         cut = [self.windows[layer.layer_type] for layer in stack.layers]
         self.cut = cut if any(cut) else []
@@ -167,7 +176,47 @@ class StepFunctions:
         self._run_first, self._run_last = for_device(_run), for_device(_run)
         self._log_sums = for_device(log_sums) if device == "cpu" else log_sums
 
-    def logits(self, input_ids, positions, seen: dict, buffers: list, source_mask=None, sources=()):
+    def slots_for(self, length: int) -> int:
+        """How many slots a step of so many tokens sees on a CPU: whole blocks, and at least two of them.
+
+        The compiler makes other code for a single one.
+        """
+        return max(2 * BLOCK, -(-length // BLOCK) * BLOCK)
+
+    def logits(self, steps, seen: int):
+        """The logits [B, 1, V] of the new tokens in `Steps`, which see so many slots, a multiple of `BLOCK`.
+
+        On a CPU the first call waits for the compiler.
+
+        Raises:
+            OtherLoop: the compiler failed. Nothing has changed but what the new token's slots hold.
+        """
+        buffers = steps.buffers
+        seen_by = {kind: self._seen(steps, seen, window) for kind, window in self.windows.items()}
+        if self.cut:
+            starts = [self._start(seen, window) for window in self.cut]
+            pairs = zip(buffers, starts, strict=True)
+            buffers = [[buffer[:, :, start:] for buffer in pair] if start else pair for pair, start in pairs]
+        arguments = (steps.ids, steps.positions, seen_by, buffers, steps.source_visible, steps.sources)
+        if not self.is_ready:
+            with _COMPILING, progress():
+                self._compile(*arguments)
+        return self.computed(*arguments)
+
+    def _seen(self, steps, seen: int, window: int | None):
+        """Which slots are seen, bool [B, S / BLOCK, BLOCK], and the new token's, of buffers that begin at `_start`."""
+        start = self._start(seen, window)
+        visible = steps.visible[:, start:seen]
+        if window is not None:
+            visible = visible & (steps.columns[start:seen] > steps.slot - window)
+        return visible.unflatten(1, (-1, BLOCK)), steps.slot - start if start else steps.slot
+
+    def _start(self, seen: int, window: int | None) -> int:
+        """Where buffers begin that are cut to a window, of which at least `WRITTEN` slots are seen."""
+        is_cut = window is not None and bool(self.cut)
+        return max(0, seen - BLOCK - window) // BLOCK * BLOCK if is_cut else 0
+
+    def computed(self, input_ids, positions, seen: dict, buffers: list, source_mask=None, sources=()):
         """The logits [B, 1, V] of new tokens, int64 [B, 1], at their positions, int64 [B, 1].
 
         Args:
@@ -200,18 +249,37 @@ class StepFunctions:
         _vary(states)
         return self._run_last(self._last, states)
 
-    def compile(self, input_ids, positions, seen: dict, buffers: list, *source) -> None:
+    def _compile(self, input_ids, positions, seen: dict, buffers: list, *source) -> None:
         """Compute logits once, for the compiler, and leave states as they are."""
+        if self.is_ready:  # another thread has compiled them meanwhile
+            return
         pairs = zip(buffers, self._keeps_state, strict=True)
-        self.logits(
-            input_ids, positions, seen, [[*map(torch.clone, pair)] if keeps else pair for pair, keeps in pairs], *source
-        )
+        buffers = [[*map(torch.clone, pair)] if keeps else pair for pair, keeps in pairs]
+        try:
+            self.computed(input_ids, positions, seen, buffers, *source)
+        except Exception as error:
+            if not is_of_compiler(error):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
+            self.has_failed = True
+            raise OtherLoop(NO_CODE) from error
         self.is_ready = True
 
     def log_sums(self, logits):
         """What `log_softmax` subtracts from logits [B, V], float32 [B, 1], without writing as many numbers."""
         _vary(logits)
         return self._log_sums(logits)
+
+
+def choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
+    """Greedy choice from logits [B, 1, V], written into `output` [B, R]; a row that has ended gets padding."""
+    token = logits[:, -1].float().argmax(-1)
+    token = torch.where(unfinished, token, pad)
+    count.add_(unfinished.any())
+    unfinished.logical_and_(~is_end[token])
+    state_ids.copy_(token[:, None])
+    output.index_copy_(1, slot + 1, token[:, None])
 
 
 def _run(part, *arguments):
