@@ -517,8 +517,8 @@ def test_alike_layers_are_compiled_once_with_joined_products(name, layers, monke
 
     in_aten = aot_autograd(fw_compiler=forward_of)
     monkeypatch.setattr(compiler, "_backend", lambda options, *given: in_aten(*given))
-    parts = decoding.Parts
-    monkeypatch.setattr(decoding, "Parts", lambda model, is_compiled: parts(model, is_compiled=True))
+    parts = decoding.GPUStep
+    monkeypatch.setattr(decoding, "GPUStep", lambda model, is_compiled: parts(model, is_compiled=True))
     types = DECODERS[name].get("layer_types", ["full_attention"])
     pair = make(name, num_hidden_layers=6, layer_types=6 // len(types) * types)
     assert_as_library(pair, **prompts([5]), max_new_tokens=4, do_sample=False, eos_token_id=None)

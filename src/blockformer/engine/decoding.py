@@ -18,8 +18,8 @@ from .attention import is_in_use
 from .beam_search import BeamSearch
 from .call import Call, are_equal, beams_of
 from .choices import Fallbacks, OtherLoop, is_enabled
+from .gpu_step import GPUStep
 from .graphs import Steps, room_for
-from .parts import Parts
 from .sampling import Sampling
 from .step import CompiledSteps
 from .step_parts import WRITTEN
@@ -54,7 +54,7 @@ class Decoding:
         self._by_model = compiled is None and not by_graphs
         self.fallbacks = Fallbacks(is_logged=not self._by_model)
         self._lock = threading.Lock()
-        self._parts: Parts | None = None
+        self._parts: GPUStep | None = None
         self._watched: Modules | None = None
         self._free: list[Steps] = []
 
@@ -184,7 +184,7 @@ class Decoding:
                 self._parts.undo()
                 self._parts, self._free = None, []
             if self._parts is None:
-                self._parts = Parts(call.model, is_compiled=self._device != "cpu")
+                self._parts = GPUStep(call.model, is_compiled=self._device != "cpu")
             free = next((steps for steps in self._free if steps.fits(prompt, room)), None)
             if free is not None:
                 self._free.remove(free)

@@ -59,7 +59,7 @@ class Steps:
         windows: how many tokens a layer of the library's cache holds, or None.
 
     Args:
-        parts: what computes the logits, see `parts`; the model itself may take their place.
+        parts: what computes the logits: `StepFunctions`, or the model itself.
         prompt: of which keys and values have the sizes.
         room: slots of the buffers; on a GPU for the whole text.
         vocabulary: the number of tokens.

@@ -3,7 +3,7 @@
 The host of a GPU never waits for a token. It launches the next one, and reads some tokens late whether all rows have
 ended; what was written after the end is cut off.
 
-B rows, S tokens so far, V vocabulary.
+B rows, S tokens so far, R room of the buffers, V vocabulary.
 """
 
 from collections import deque
@@ -169,3 +169,18 @@ _FORBIDDING = {
     NoRepeatNGramLogitsProcessor: lambda processor, logits, text: processor(text, logits),
 }
 """Processors for which logits are as good as log-probabilities, and how they are applied."""
+
+
+def choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
+    """Greedy choice from logits [B, 1, V], written into `output` [B, R]; a row that has ended gets padding."""
+    token = logits[:, -1].float().argmax(-1)
+    token = torch.where(unfinished, token, pad)
+    count.add_(unfinished.any())
+    unfinished.logical_and_(~is_end[token])
+    state_ids.copy_(token[:, None])
+    output.index_copy_(1, slot + 1, token[:, None])
+
+
+def log_sums(logits):
+    """What `log_softmax` subtracts from logits [B, V], float32 [B, 1]."""
+    return logits.float().logsumexp(-1, keepdim=True)

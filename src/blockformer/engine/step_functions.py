@@ -25,6 +25,7 @@ from .choices import ONEDNN, OtherLoop, is_faster
 from .compiler import compiled, is_of_compiler, progress
 from .few_rows import BLOCK, Rows, as_rows, computed_once, rows_of
 from .linear import QuickLinear, by_onednn_in_a_graph
+from .sampling import choose, log_sums
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
 
 logger = logging.get_logger(__name__)
@@ -272,23 +273,8 @@ class StepFunctions:
         return self._log_sums(logits)
 
 
-def choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
-    """Greedy choice from logits [B, 1, V], written into `output` [B, R]; a row that has ended gets padding."""
-    token = logits[:, -1].float().argmax(-1)
-    token = torch.where(unfinished, token, pad)
-    count.add_(unfinished.any())
-    unfinished.logical_and_(~is_end[token])
-    state_ids.copy_(token[:, None])
-    output.index_copy_(1, slot + 1, token[:, None])
-
-
 def _run(part, *arguments):
     return part.forward(*arguments)
-
-
-def log_sums(logits):
-    """What `log_softmax` subtracts from logits [B, V], float32 [B, 1]."""
-    return logits.float().logsumexp(-1, keepdim=True)
 
 
 def _structure(group: list) -> str:
