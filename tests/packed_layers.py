@@ -35,7 +35,7 @@ def can_pack(dtype) -> bool:
     """Whether this PyTorch has oneDNN's layout for the dtype, tried with a small matrix."""
     try:
         small = torch.ones(8, 8, dtype=dtype, device="cpu")
-        linear.by_onednn(small, linear.packed(small))
+        linear.by_onednn(small, packed.in_layout(small))
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     return True

@@ -23,9 +23,6 @@ HALVES = (torch.float16, torch.bfloat16)
 # Their rows from which converting the weights to float32 pays off (benchmarks/thresholds.py), and how many elements of
 # the weights at a time, by hand: 64 MiB.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
-# The number of rows that a layout of oneDNN's is for. In float32 the one for a single row is slower than this one, with
-# any number.
-_ROWS = {torch.bfloat16: 1, torch.float32: 16}
 
 
 def by_onednn(states, weight, bias=None):
@@ -42,11 +39,6 @@ def by_onednn_in_a_graph(states: torch.Tensor, weight: torch.Tensor, bias: torch
 @by_onednn_in_a_graph.register_fake
 def _(states, weight, bias):
     return states.new_empty(*states.shape[:-1], weight.shape[0])
-
-
-def packed(weight):
-    """A matrix [O, I], bfloat16 or float32, in oneDNN's own layout; `to_dense` gives it back bit for bit."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS[weight.dtype])
 
 
 class QuickLinear(nn.Linear):

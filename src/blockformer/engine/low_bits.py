@@ -239,11 +239,6 @@ class OrderedLinear(nn.Module):
             self.register_buffer(name, tensor.contiguous(), persistent=False)
 
 
-def can_be_in_order(layer) -> bool:
-    """Whether the groups of a 4-bit layer have two halves."""
-    return layer.group_size % 2 == 0
-
-
 class RoundedHead(nn.Module):
     """A head in a compiled step for few rows. Each row of its weight is integers from -127 to 127 times a scale.
 

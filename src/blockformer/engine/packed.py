@@ -20,13 +20,20 @@ from ..model.stack import Stack
 from ..watched import is_plain_linear, is_transformed
 from .choices import PACKED, is_enabled, is_exported, is_faster
 from .linear import by_onednn
-from .linear import packed as packed_numbers
 
 # Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
+# The number of rows that a layout of oneDNN's is for. In float32 the one for a single row is slower than this one, with
+# any number.
+_ROWS = {torch.bfloat16: 1, torch.float32: 16}
 _REFUSED = "a packed weight cannot be written to: call prepare_for_training() first, which makes it plain."
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _GIVES_ARRAY: set = {torch.Tensor.numpy, torch.Tensor.__array__}
+
+
+def in_layout(weight):
+    """A matrix [O, I], bfloat16 or float32, in oneDNN's own layout; `to_dense` gives it back bit for bit."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS[weight.dtype])
 
 
 class PackedWeight(torch.Tensor):
@@ -131,7 +138,7 @@ def pack(parameter: nn.Parameter) -> bool:
 
     A weak reference to it, or a graph that is to take its gradient, would see another tensor.
     """
-    packed = PackedWeight(packed_numbers(parameter), parameter).requires_grad_(parameter.requires_grad)
+    packed = PackedWeight(in_layout(parameter), parameter).requires_grad_(parameter.requires_grad)
     packed._is_param = True  # by which PyTorch knows a parameter of another class
     try:
         torch.utils.swap_tensors(parameter, packed)

@@ -24,7 +24,7 @@ from .attention import (
 from .choices import is_enabled
 from .decoding import Decoding
 from .linear import QuickLinear, can_be_quick
-from .low_bits import PreparedQuantizedLinear, can_be_in_order, check_head
+from .low_bits import PreparedQuantizedLinear, check_head
 from .packed import pack_weights, unpack_weights
 from .runtime import AcceleratorRuntime, LoadedRuntime, PreparedRuntime, TrainingRuntime, check_class
 
@@ -183,7 +183,8 @@ def _check_compiles(model) -> None:
             f"compile=True is for the CPU and CUDA; the model is on '{model.device}': prepare it without compile=True. "
             "generate(..., cache_implementation='static') has transformers compile a step on other devices."
         )
-    if not all(can_be_in_order(module) for module in model.modules() if isinstance(module, QuantizedLinear)):
+    groups = [module.group_size for module in model.modules() if isinstance(module, QuantizedLinear)]
+    if any(size % 2 for size in groups):  # a byte holds an input of either half of a group
         raise ValueError(
             f"compile=True needs 4-bit weights in groups of an even number of inputs; linear_group_size is "
             f"{model.config.linear_group_size}: prepare the model without it."
