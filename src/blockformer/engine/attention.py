@@ -30,7 +30,7 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     if isinstance(attention_mask, Unpadding):
         unpadding, kwargs["dropout"] = attention_mask, dropout
         return _attend_without_padding(module, query, key, value, unpadding, scaling, **kwargs)
-    if isinstance(module, SharesSources) and module.is_cross_attention and not isinstance(module, StepAttention):
+    if isinstance(module, PreparedAttention) and module.is_cross_attention and not isinstance(module, StepAttention):
         attention_mask = _of_sources(attention_mask, query)
     if isinstance(attention_mask, BlockMask):
         caps = {name: kwargs[name] for name in ("softcap", "s_aux") if name in kwargs}
@@ -80,25 +80,19 @@ def _can_be_side_by_side(unpadding, query, kwargs: dict) -> bool:
     return not has_own_masks and not others and is_enabled() and are_short(unpadding, query)
 
 
-class SharesSources:
-    """Mixed into an attention: the n beams of an input are n * T queries of one row of keys and values."""
-
-    is_cross_attention: bool
-
-    def states_of(self, *states, **named):
-        """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""
-        query, key, value = super().states_of(*states, **named)  # type: ignore[misc]
-        if query.shape[0] != key.shape[0]:
-            query = query.unflatten(0, (key.shape[0], -1)).transpose(1, 2).flatten(2, 3)
-        return query, key, value
-
-
 class UnpaddedAttention(KnowsUnpadding, Attention):
     """`Attention` of a model prepared for training. An `Attention` becomes one by changing its class."""
 
 
-class PreparedAttention(SharesSources, UnpaddedAttention):
-    """`Attention` of a model prepared for inference: its beams share a source."""
+class PreparedAttention(UnpaddedAttention):
+    """`Attention` of a model prepared for inference: n beams of an input are n * T queries of its keys."""
+
+    def states_of(self, *states, **named):
+        """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""
+        query, key, value = super().states_of(*states, **named)
+        if query.shape[0] != key.shape[0]:
+            query = query.unflatten(0, (key.shape[0], -1)).transpose(1, 2).flatten(2, 3)
+        return query, key, value
 
 
 class StepAttention(PreparedAttention):

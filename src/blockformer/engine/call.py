@@ -11,7 +11,7 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 
 from ..model.compat import CACHE
 from ..watched import Modules
-from .attention import SharesSources
+from .attention import PreparedAttention
 from .choices import OtherLoop
 from .graphs import Prompt, Steps
 from .sampling import choose, log_sums
@@ -71,7 +71,7 @@ class Call:
         if not self.model.config.is_encoder_decoder:
             return ModelStep(self.model, {})
         source = {name: self._named.get(name) for name in ("encoder_outputs", "attention_mask")}
-        can_share = all(isinstance(layer.cross_attn, SharesSources) for layer in self.model.get_decoder().layers)
+        can_share = all(isinstance(layer.cross_attn, PreparedAttention) for layer in self.model.get_decoder().layers)
         return ModelStep(self.model, source, beams if can_share else 1)
 
     def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
@@ -145,7 +145,7 @@ class ModelStep:
     Args:
         model: as the caller has it by now.
         source: what an encoder-decoder's `forward` gets of its source, by name; the states have a row for each beam.
-        beams: rows that share the keys and values of their source, by `SharesSources`.
+        beams: rows that share the keys and values of their source, by `PreparedAttention`.
     """
 
     can_be_captured = False
