@@ -28,8 +28,8 @@ _MOST_CHANNELS = 256  # of a head, in the kernel
 # Tokens of a batch, times the square of the width, from which on the device and not the host is what takes time, and so
 # skipping pays: measured on an H200, where a layer of BERT keeps the host busy for half a millisecond.
 _LEAST_WORK, _LEAST_WORK_OF_FLOAT32 = 8e9, 1.1e9
-_LEAST_SHARE = 0.25  # of padding, from which on it pays where attention needs the sequences side by side
-_MANY_SCORES = 2048**2  # of a row and a head, from which on they are not held at once
+_LEAST_SHARE = 0.25  # of padding, by hand: below it, attention side by side costs what the other layers save
+_MANY_SCORES = 2048**2  # of a row and a head, from which on they are not held at once; by hand
 RULE_DEVICES = ("cuda", "xpu")
 """The kinds of devices that the kernels of the package `fla` run on."""
 _LARGEST_KEY = 256  # that such a kernel holds

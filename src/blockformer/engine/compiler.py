@@ -15,7 +15,7 @@ _OPTIONS: dict[str, dict] = {
     "cpu": {"cpp.enable_floating_point_contract_flag": "fast"},
     "cuda": {"coordinate_descent_tuning": True, "use_static_cuda_launcher": False},
 }
-_LONGEST = 600.0  # seconds that a call waits for another thread's compiler
+_LONGEST = 600.0  # seconds that a call waits for another thread's compiler; by hand
 
 
 def has_compiler() -> bool:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 # Rows up to which a product is a loop: it reads each weight once, for all of them. By hand.
 MOST_ROWS = 4
-# Tokens whose products are one step of the loop over values: a sum of four takes fewer additions in a row.
+# Tokens whose products are one step of the loop over values: a sum of four takes fewer additions in a row. By hand.
 BLOCK = 4
 # Queries that share a key, up to which each has a sum of its own in the loop over the keys; by hand.
 _MOST_QUERIES = 16

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from .few_rows import BLOCK
 from .step_parts import WRITTEN, has_state, held_by
 
-_LEAST_ROOM = 128
+_LEAST_ROOM = 128  # slots, by hand: a text of a hundred tokens needs one graph
 
 
 def room_for(length: int) -> int:

@@ -40,7 +40,8 @@ class TrainingRuntime(LoadedRuntime):
     A large loss is taken in chunks, and on the CPU padding is skipped, where that pays and nobody watches.
 
     Attributes:
-        least_saving: padding times the squared width from which skipping it pays.
+        least_saving: padding times the squared width from which skipping it pays: docs/measurements.md, "Skipped
+            padding in training".
         takes_gradients: whether it is skipped where something learns.
     """
 

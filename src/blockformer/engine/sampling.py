@@ -19,7 +19,7 @@ from transformers.generation import (
 )
 
 MOST_LATE = 8
-"""Tokens that are launched after the last one of a text, at most."""
+"""Tokens that are launched after the last one of a text, at most; by hand."""
 _BETWEEN = MOST_LATE // 2  # tokens from one question whether the text has ended to the next; an answer is read one late
 
 
