@@ -44,7 +44,7 @@ def by_packed(weights: int) -> Pair:
     """8 float32 rows times a square weight of so many numbers."""
     size = int(weights**0.5)
     states, held = torch.randn(8, size), [torch.randn(size, size) for _ in range(max(1, (1 << 23) // weights))]
-    pairs = [(each, linear.packed(each)) for each in held]
+    pairs = [(each, packed.in_layout(each)) for each in held]
     return _each(pairs, lambda pair: linear.by_onednn(states, pair[1]), lambda pair: F.linear(states, pair[0]))
 
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from packed_layers import pack_whatever_can_be, packed_of
+from packed_layers import can_pack, pack_whatever_can_be, packed_of
 from pairs import assert_close, assert_gradients_close, left_padded
 from sizes import STRONG
 from torch import nn
@@ -17,11 +17,8 @@ import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine.few_rows import MOST_ROWS, Rows
 from blockformer.engine.graphs import Prompt, Steps, room_for
-from blockformer.engine.linear import can_pack
-from blockformer.engine.parts import FunctionParts
 from blockformer.engine.step import uncompiled_field
-from blockformer.engine.step_functions import StepFunctions
-from blockformer.engine.step_layers import StepLayers
+from blockformer.engine.step_functions import StepFunctions, StepLayers
 from blockformer.engine.step_parts import WRITTEN
 from blockformer.training import chunked_loss
 
@@ -124,10 +121,8 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name):
     cache = model.model.new_cache()
     model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
     functions = StepFunctions(model, copied=StepLayers(Rows(MOST_ROWS, varies=True), model.dtype, {}))
-    parts = FunctionParts()
-    parts.windows, parts.cut, parts.logits_of = functions.windows, functions.cut, functions.logits
     prompt = Prompt(cache, mask[:, :-1].bool(), (mask.sum(-1, keepdim=True) - 1).clamp(min=0))
-    steps = Steps(parts, prompt, room_for(LENGTH + WRITTEN), 97)
+    steps = Steps(functions, prompt, room_for(LENGTH + WRITTEN), 97)
     steps.begin(prompt, ids[:, :-1], [], 0)
     steps.ids.copy_(ids[:, -1:])
     steps.advance(LENGTH, greedy=False)

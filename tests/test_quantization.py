@@ -17,6 +17,7 @@ import pytest
 import torch
 from example_files import EXAMPLES
 from fork_server import program
+from packed_layers import can_pack
 from pairs import assert_close, pair, token_ids, train
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -243,7 +244,7 @@ def test_the_quicker_product_of_float32_is_for_the_head_alone(saved, method, mon
 
 
 def test_preparing_for_inference_packs_an_untied_head_alone(method, monkeypatch, tmp_path):
-    if not quick_linear.can_pack(torch.bfloat16):
+    if not can_pack(torch.bfloat16):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
     monkeypatch.setattr(choices, "FASTER_HERE", {(choices.PACKED, torch.bfloat16): True})
     monkeypatch.setattr(packed, "_LEAST_WEIGHTS", {torch.bfloat16: 0})

@@ -2,7 +2,6 @@
 
 import functools
 import sys
-from operator import attrgetter, is_
 
 import torch
 from torch import nn
@@ -13,8 +12,8 @@ from transformers import PreTrainedModel
 from .declared_fields import from_outside
 from .model.axes import BLOCKS, axes
 
-_IS_TRAINING = attrgetter("training")
-_SETTINGS = bool | int | float | str | list | tuple | None
+_SETTINGS = (bool, int, float, str, list, tuple, type(None))
+_TORCH_SETTINGS = (float, type(None))
 _NO_SETTINGS = ("training", "gradient_checkpointing", "name_or_path")  # the first is asked of every module by itself
 # Packages whose modules treat each token by itself and look at no row, unless a hook does, such as an adapter a row.
 _KNOWN = ("blockformer", "torch", "transformers", "peft")
@@ -68,7 +67,7 @@ def _modules_of_blocks() -> set:
 
 
 class Modules:
-    """The modules that a function was compiled of.
+    """The modules that a function was compiled of, and what each of them was like then.
 
     Args:
         top: the module that holds them all.
@@ -76,77 +75,49 @@ class Modules:
     """
 
     def __init__(self, top: nn.Module, without: nn.Module | None = None):
-        self._top, self._without = top, without
-
-    @functools.cached_property
-    def _parents(self) -> list[dict]:
-        """Of each module that has others what holds them."""
-        others = set() if self._without is None else set(self._without.modules())
-        return [parent._modules for parent in self._top.modules() if parent not in others]
-
-    @functools.cached_property
-    def _places(self) -> tuple[list, list, list, list]:
-        """For each module below the top: the dict of its parent that holds it, its name there, itself and its class."""
-        held = [(parent, name, child) for parent in self._parents for name, child in parent.items()]
-        columns = [list(column) for column in zip(*held, strict=True)] or [[], [], []]
-        return columns[0], columns[1], columns[2], list(map(type, columns[2]))
-
-    @functools.cached_property
-    def _every(self) -> list[nn.Module]:
-        return [self._top, *(child for child in self._places[2] if child is not None)]
-
-    @functools.cached_property
-    def _settings(self) -> tuple[list, list, list]:
-        """What holds each setting that code was compiled with: the config's fields, and the modules' own attributes.
-
-        A call asks for all of these, and PyTorch's own classes read few of theirs: their integers do not count.
-        """
-        config = self._top.config
-        fields = [name for name, axis in axes(type(config)).items() if axis.group not in ("training", "tokens", "use")]
-        held = [(vars(config), name, vars(config)[name]) for name in fields]
-        for module in self._every:
-            kinds = float | None if type(module).__module__.startswith("torch.") else _SETTINGS
-            own = vars(module).items()
-            held += [
-                (vars(module), name, list(each) if isinstance(each, list) else each)
-                for name, each in own
-                if (isinstance(each, kinds) or callable(each)) and name[0] != "_" and name not in _NO_SETTINGS
-            ]
-        columns = zip(*held, strict=True)
-        return list(next(columns)), list(next(columns)), list(next(columns))
-
-    @functools.cached_property
-    def _weights(self) -> tuple[list, list, list]:
-        """What holds each weight, its name there and its class: a library that quantizes puts another kind there."""
-        held = [
-            (each._parameters, name, type(weight)) for each in self._every for name, weight in each._parameters.items()
+        others = set() if without is None else set(without.modules())
+        self._config = top.config
+        fields = [
+            name for name, axis in axes(type(top.config)).items() if axis.group not in ("training", "tokens", "use")
         ]
-        columns = zip(*held, strict=True)
-        return list(next(columns)), list(next(columns)), list(next(columns))
-
-    @functools.cached_property
-    def _attributes(self) -> tuple[list, list]:
-        """What each of our own modules holds, and how many entries it had: one more may stand before a method.
-
-        Linear layers are left out, since copies of their weights are kept in them.
-        """
-        own = [each for each in self._every if not isinstance(each, PreTrainedModel | nn.Linear)]
-        holders = [vars(each) for each in own if not type(each).__module__.startswith("torch.")]
-        return holders, list(map(len, holders))
+        self._fields = {name: vars(top.config)[name] for name in fields}
+        self._modules = [
+            (module, _structure_of(module), _settings_of(module)) for module in top.modules() if module not in others
+        ]
 
     def are_untouched(self) -> bool:
         """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
-        holders, settings, values = self._settings
-        own, numbers = self._attributes
-        if list(map(dict.get, holders, settings)) != values or list(map(len, own)) != numbers:
+        if _has_any_global_hook() or not self._fields.items() <= vars(self._config).items():
             return False
-        parents, names, kinds = self._weights
-        if list(map(type, map(dict.get, parents, names))) != kinds:
-            return False
-        parents, names, children, classes = self._places
-        is_whole = all(map(is_, map(dict.get, parents, names), children)) and list(map(type, children)) == classes
-        is_whole = is_whole and sum(map(len, self._parents)) == len(children) and not _has_any_global_hook()
-        return is_whole and not any(map(_IS_TRAINING, self._every)) and all(map(is_bare, self._every))
+        return all(
+            not module.training
+            and is_bare(module)
+            and _structure_of(module) == structure
+            and settings.items() <= vars(module).items()
+            for module, structure, settings in self._modules
+        )
+
+
+def _structure_of(module: nn.Module) -> tuple:
+    """A module's class, its parts and the classes of its weights: a library that quantizes puts another class there.
+
+    Of our own modules also how many attributes it has: one more may stand before a method. Copies of weights are kept
+    in linear layers.
+    """
+    own, kind = vars(module), type(module)
+    is_ours = not kind.__module__.startswith("torch.") and not isinstance(module, PreTrainedModel | nn.Linear)
+    weights = [*map(type, own["_parameters"].values())]
+    return kind, [*own["_modules"].values()], weights, len(own) if is_ours else None
+
+
+def _settings_of(module: nn.Module) -> dict:
+    """The attributes that code was compiled with. PyTorch's own classes read few of theirs: integers do not count."""
+    kinds = _TORCH_SETTINGS if type(module).__module__.startswith("torch.") else _SETTINGS
+    return {
+        name: list(value) if isinstance(value, list) else value
+        for name, value in vars(module).items()
+        if (isinstance(value, kinds) or callable(value)) and name[0] != "_" and name not in _NO_SETTINGS
+    }
 
 
 def unknown_code(module: nn.Module) -> str | None:
@@ -163,8 +134,8 @@ def unknown_code(module: nn.Module) -> str | None:
 def _names_of(value) -> list[str]:
     """The name of a class or function, and the names of bound arguments; for an object, the name of its class."""
     if isinstance(value, functools.partial):
-        given = [*value.args, *value.keywords.values()]
-        objects = [each for each in given if not isinstance(each, bool | int | float | str | None)]
+        arguments = [*value.args, *value.keywords.values()]
+        objects = [each for each in arguments if not isinstance(each, bool | int | float | str | None)]
         return [name for each in (value.func, *objects) for name in _names_of(each)]
     if not hasattr(value, "__qualname__"):
         value = type(value)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from blockformer.engine.copies import Following
+from blockformer.engine.low_bits import Following
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (130, 77), (48, 1000)])

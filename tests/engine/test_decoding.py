@@ -10,7 +10,8 @@ import torch
 from pairs import assert_close
 from peft import PrefixTuningConfig, get_peft_model
 from sizes import STRONG
-from torch.nn import functional as F
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -24,10 +25,10 @@ from transformers import (
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiler, decoding, graphs
+from blockformer.engine import call, compiler, decoding, graphs
 from blockformer.engine.decoding import Decoding
 from blockformer.engine.graphs import room_for
-from blockformer.engine.runtime import AcceleratorRuntime, CapturingRuntime
+from blockformer.engine.runtime import AcceleratorRuntime
 from blockformer.engine.sampling import MOST_LATE
 
 DECODERS = {
@@ -81,7 +82,7 @@ def with_loop(model):
     for module in model.modules():
         if hasattr(module, "runtime"):
             module.runtime = AcceleratorRuntime()
-    model.runtime = CapturingRuntime(Decoding(model, "cpu", by_graphs=True))
+    model.runtime = AcceleratorRuntime(Decoding(model, "cpu", by_graphs=True))
     return model
 
 
@@ -258,10 +259,10 @@ def test_what_a_tokenizer_s_streamer_prints_changes_no_model(tiny_tokenizer):
     """So that compiled steps need not be looked after."""
     stop = StopStringCriteria(tiny_tokenizer, ["zz"])
     streamer = TextStreamer(tiny_tokenizer)
-    assert not decoding._may_be_own(streamer)
-    assert not decoding._may_be_own(stop)
-    assert decoding._may_be_own(Streamer())
-    assert decoding._may_be_own(PrefixConstrainedLogitsProcessor(lambda row, text: [3], 1))
+    assert not call._may_be_own(streamer)
+    assert not call._may_be_own(stop)
+    assert call._may_be_own(Streamer())
+    assert call._may_be_own(PrefixConstrainedLogitsProcessor(lambda row, text: [3], 1))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3_5_text", "bamba"])
@@ -489,7 +490,7 @@ def test_inference_mode_threads_and_batches_of_all_sizes(loop):
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert all(torch.equal(text, expected[index % 4]) for index, text in enumerate(found))
-    assert len(quick.runtime.decoding._free) <= decoding._KEPT
+    assert len(quick.runtime.decoding._free) <= decoding._MOST_FREE
     assert not quick.runtime.decoding.fallbacks.reasons
 
 
@@ -505,15 +506,19 @@ def test_inference_mode_threads_and_batches_of_all_sizes(loop):
 def test_alike_layers_are_compiled_once_with_joined_products(name, layers, monkeypatch):
     counts = []
 
-    def backend(options, graph_module, example_inputs):
-        counts.append([sum(node.target is F.linear for node in graph_module.graph.nodes), 0])
-        graph_module = compiler.without_repeats(graph_module)
-        counts[-1][1] = sum(node.target is F.linear for node in graph_module.graph.nodes)
-        return graph_module.forward
+    def matmuls(graph_module):
+        return sum(str(node.target) in ("aten.mm.default", "aten.addmm.default") for node in graph_module.graph.nodes)
 
-    monkeypatch.setattr(compiler, "_backend", backend)
-    parts = decoding.Parts
-    monkeypatch.setattr(decoding, "Parts", lambda model, is_compiled: parts(model, is_compiled=True))
+    def forward_of(graph_module, example_inputs):
+        before = matmuls(graph_module)
+        graph_module = compiler.without_repeats(graph_module)
+        counts.append([before, matmuls(graph_module)])
+        return make_boxed_func(graph_module.forward)
+
+    in_aten = aot_autograd(fw_compiler=forward_of)
+    monkeypatch.setattr(compiler, "_backend", lambda options, *given: in_aten(*given))
+    parts = decoding.GPUStep
+    monkeypatch.setattr(decoding, "GPUStep", lambda model, is_compiled: parts(model, is_compiled=True))
     types = DECODERS[name].get("layer_types", ["full_attention"])
     pair = make(name, num_hidden_layers=6, layer_types=6 // len(types) * types)
     assert_as_library(pair, **prompts([5]), max_new_tokens=4, do_sample=False, eos_token_id=None)

@@ -10,7 +10,7 @@ from pairs import left_padded, token_ids
 from sizes import STRONG
 
 import blockformer
-from blockformer.engine import delta_kernels
+from blockformer.engine import accelerator
 from blockformer.model.delta_rule import delta_rule_by_chunk, delta_rule_by_token
 
 STATES = {
@@ -53,9 +53,9 @@ class StandIns:
 def fla(monkeypatch):
     """Stand-ins in the place of the package, for tensors on a CPU."""
     stand_ins = StandIns()
-    monkeypatch.setattr(delta_kernels, "DEVICES", ("cpu",))
+    monkeypatch.setattr(accelerator, "RULE_DEVICES", ("cpu",))
     found = (stand_ins.chunk_gated_delta_rule, stand_ins.fused_recurrent_gated_delta_rule)
-    monkeypatch.setattr(delta_kernels, "kernels", lambda: found)
+    monkeypatch.setattr(accelerator, "rule_kernels", lambda: found)
     return stand_ins
 
 
@@ -68,7 +68,7 @@ def model(dtype=torch.bfloat16, **more):
 def without(monkeypatch, run):
     """What a run gives without kernels."""
     with monkeypatch.context() as patch:
-        patch.setattr(delta_kernels, "kernels", lambda: None)
+        patch.setattr(accelerator, "rule_kernels", lambda: None)
         return run()
 
 
@@ -165,9 +165,9 @@ def test_a_token_that_learns_and_a_traced_graph_go_without(fla, monkeypatch):
 
 
 def test_a_package_that_is_missing_or_broken_is_left_out(monkeypatch, caplog):
-    delta_kernels.kernels.cache_clear()
-    assert delta_kernels.kernels() is None  # no GPU here, or no such package
-    monkeypatch.setattr(delta_kernels, "is_flash_linear_attention_available", lambda: True)
+    accelerator.rule_kernels.cache_clear()
+    assert accelerator.rule_kernels() is None  # no GPU here, or no such package
+    monkeypatch.setattr(accelerator, "is_flash_linear_attention_available", lambda: True)
     stand_ins = StandIns()
     module = types.ModuleType("fla.ops.gated_delta_rule")
     module.chunk_gated_delta_rule = stand_ins.chunk_gated_delta_rule
@@ -175,10 +175,10 @@ def test_a_package_that_is_missing_or_broken_is_left_out(monkeypatch, caplog):
     for name in ("fla", "fla.ops"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", module)
-    delta_kernels.kernels.cache_clear()
-    assert delta_kernels.kernels() == (module.chunk_gated_delta_rule, module.fused_recurrent_gated_delta_rule)
+    accelerator.rule_kernels.cache_clear()
+    assert accelerator.rule_kernels() == (module.chunk_gated_delta_rule, module.fused_recurrent_gated_delta_rule)
     del module.chunk_gated_delta_rule
-    delta_kernels.kernels.cache_clear()
-    assert delta_kernels.kernels() is None
+    accelerator.rule_kernels.cache_clear()
+    assert accelerator.rule_kernels() is None
     assert "fla is installed and cannot be imported" in caplog.text
-    delta_kernels.kernels.cache_clear()
+    accelerator.rule_kernels.cache_clear()

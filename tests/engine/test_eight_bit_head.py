@@ -11,9 +11,8 @@ from written_scores import scores_of_two
 
 import blockformer
 from blockformer import preset
-from blockformer.engine.copies import Following
 from blockformer.engine.few_rows import Rows
-from blockformer.engine.low_bits import RoundedHead
+from blockformer.engine.low_bits import Following, RoundedHead
 
 LARGE_VOCABULARY = {**STRONG, "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 1003, "initializer_range": 0.3}
 

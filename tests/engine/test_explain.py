@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from packed_layers import pack_whatever_can_be
+from packed_layers import can_pack, pack_whatever_can_be
 from pairs import token_ids
 from sizes import STRONG
 from torch import nn
@@ -12,14 +12,14 @@ from transformers import BertConfig, BertModel
 
 import blockformer
 from blockformer import explain, preset, warm_up
-from blockformer.engine import choices, fallbacks, linear
+from blockformer.engine import choices
 
 
 @pytest.fixture
 def said(monkeypatch):
     """What is logged where a call runs uncompiled."""
     lines = []
-    monkeypatch.setattr(fallbacks.logger, "warning", lines.append)
+    monkeypatch.setattr(choices.logger, "warning", lines.append)
     return lines
 
 
@@ -50,7 +50,7 @@ def test_a_model_as_loaded_says_what_would_make_it_faster():
 
 
 def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
-    if not linear.can_pack(torch.bfloat16):
+    if not can_pack(torch.bfloat16):
         pytest.skip("this PyTorch has no packed product of this dtype here")
     pack_whatever_can_be(monkeypatch)
     model = make(tie_word_embeddings=True).bfloat16().prepare_for_inference()

@@ -40,15 +40,6 @@ def test_few_rows_are_those_of_plain_weights(inputs, group, dtype, bias):
         assert_near(ordered(states), plain(states.double()), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("inputs", "group"), [(384, 128), (384, 2), (384, 6), (384, -1)])
-@torch.no_grad()
-def test_many_rows_are_those_of_plain_weights(inputs, group, dtype):
-    ordered, plain = ordered_of(48, inputs, group, bias=False)
-    states = torch.randn(2, 5, inputs).to(dtype)
-    assert_near(ordered(states), plain.double()(states.double()), dtype)
-
-
 @torch.no_grad()
 def test_the_copies_follow_the_weights():
     model = pair()[0].prepare_for_inference(compile=True)

@@ -12,7 +12,7 @@ import accelerate
 import numpy as np
 import pytest
 import torch
-from packed_layers import faster_here, pack_whatever_can_be, packed_layer, packed_of
+from packed_layers import can_pack, faster_here, pack_whatever_can_be, packed_layer, packed_of
 from pairs import assert_as_exact, assert_close, in_float64, largest, token_ids
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockformer
-from blockformer.engine import choices, linear, packed
+from blockformer.engine import choices, packed
 from blockformer.engine.packed import PackedLinear, PackedWeight
 
 SIZES = {**TINY, "vocab_size": 101}
@@ -39,7 +39,7 @@ def quicker(request, monkeypatch):
     """Packing judged the quicker way, whatever this machine says of it."""
     given = getattr(request.node, "callspec", None)
     dtype = torch.bfloat16 if given is None else given.params.get("dtype", torch.bfloat16)
-    if not linear.can_pack(dtype):
+    if not can_pack(dtype):
         pytest.skip(f"this PyTorch has no packed product of {dtype} here")
     pack_whatever_can_be(monkeypatch)
 

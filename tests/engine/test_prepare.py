@@ -6,10 +6,11 @@ import io
 import pairs
 import pytest
 import torch
+from packed_layers import can_pack
 from peft import LoraConfig, get_peft_model
 
 import blockformer
-from blockformer.engine import choices, linear, runtime
+from blockformer.engine import choices, runtime
 from blockformer.engine.low_bits import PreparedQuantizedLinear
 from blockformer.engine.packed import PackedLinear
 from blockformer.model.awq_linear import QuantizedLinear
@@ -20,7 +21,7 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 @pytest.fixture(autouse=True)
 def quicker(monkeypatch):
     """Packing judged the quicker way, whatever this machine says of it."""
-    if not linear.can_pack(torch.bfloat16):
+    if not can_pack(torch.bfloat16):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
     monkeypatch.setattr(choices, "FASTER_HERE", {(choices.PACKED, torch.bfloat16): True})
     monkeypatch.setattr("blockformer.engine.packed._LEAST_WEIGHTS", {torch.bfloat16: 0})

@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from blockformer import BlockformerEncoderDecoderForConditionalGeneration, preset
 from blockformer.engine import attention
-from blockformer.engine.sequences import attend_side_by_side
-from blockformer.engine.unpadding import Unpadding
+from blockformer.engine.unpadding import Unpadding, attend_side_by_side
 from blockformer.model.attention import sdpa_attention
 
 pytestmark = pytest.mark.portable

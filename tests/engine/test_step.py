@@ -22,8 +22,7 @@ from blockformer.engine.attention import PreparedAttention
 from blockformer.engine.few_rows import BLOCK, Rows
 from blockformer.engine.runtime import TrainingRuntime
 from blockformer.engine.step import CompiledSteps
-from blockformer.engine.step_functions import StepFunctions
-from blockformer.engine.step_layers import StepExperts, StepLayers, twin
+from blockformer.engine.step_functions import StepExperts, StepFunctions, StepLayers, twin
 from blockformer.watched import Modules
 
 # On a busy machine the compiler may take minutes for one step, and some tests compile four.
@@ -59,7 +58,7 @@ def text(model, rows=3, **settings):
 
 def kinds(model):
     """What was compiled: for one source, few or many, and the beams of each."""
-    return {kind for kind, function in model.runtime.decoding.compiled._functions.items() if function is not None}
+    return set(model.runtime.decoding.compiled.kinds() or ())
 
 
 WAYS = [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"repetition_penalty": 1.3}]
@@ -145,9 +144,9 @@ def test_the_step_is_right_before_it_is_compiled(family, together, untraced, mon
 def test_steps_read_no_more_than_a_window(untraced):
     plain, quick = family_pair("mistral")
     long = {"max_new_tokens": 90, "min_new_tokens": 90, "return_dict_in_generate": True}
-    places, run = [], StepFunctions.logits
+    places, run = [], StepFunctions.computed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepFunctions, "logits", lambda *given: places.append(given[3:5]) or run(*given))
+        patch.setattr(StepFunctions, "computed", lambda *given: places.append(given[3:5]) or run(*given))
         written = text(quick, **long)
     assert torch.equal(written.sequences, text(plain, **long).sequences)
     seen = [{kind: blocks.shape[1] * BLOCK for kind, (blocks, _) in each.items()} for each, _ in places]
@@ -176,7 +175,7 @@ def test_experts_in_a_step_give_the_same(family):
     plain, quick = family_pair(family)
     states = torch.randn(1, 1, STRONG["hidden_size"])
     sparse = plain.model.layers[1].mlp
-    in_step = twin(sparse, {}, StepLayers(Rows(1), torch.float32, {}))
+    in_step = twin(sparse, StepLayers(Rows(1), torch.float32, {}))
     assert type(in_step.experts) is StepExperts
     assert_close(in_step(states), sparse(states))
     quick.config.output_router_logits = True
@@ -460,9 +459,9 @@ def test_it_steps_aside_where_more_is_asked_for():
 def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):
     plain, quick = family_pair(family)
     steps = []
-    run = StepFunctions.logits
+    run = StepFunctions.computed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepFunctions, "logits", lambda *given: steps.append(1) or run(*given))
+        patch.setattr(StepFunctions, "computed", lambda *given: steps.append(1) or run(*given))
         everything = {"output_hidden_states": True, "return_dict_in_generate": True}
         asked = [text(model, **everything) for model in (plain, quick)]
         assert not steps
@@ -560,7 +559,7 @@ def test_without_a_compiler_it_runs_uncompiled(monkeypatch):
     assert torch.equal(text(quick), text(plain))
     assert len(set(said)) == 1
     assert "no C++ compiler" in said[0]
-    assert set(quick.runtime.decoding.fallbacks.reasons) == {step._NO_CODE}
+    assert set(quick.runtime.decoding.fallbacks.reasons) == {step_functions.NO_CODE}
 
 
 @pytest.mark.parametrize("offload", [accelerate.cpu_offload, lambda model, _: accelerate.cpu_offload_with_hook(model)])
@@ -578,7 +577,7 @@ def test_what_the_compiler_cannot_do_runs_uncompiled(monkeypatch):
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fail)
     plain, quick = pair()
     said = []
-    monkeypatch.setattr(step.logger, "warning_once", said.append)
+    monkeypatch.setattr(step_functions.logger, "warning_once", said.append)
     assert torch.equal(text(quick), text(plain))
     assert "compiling it failed" in said[0]
     assert "the disk is full" in said[0]

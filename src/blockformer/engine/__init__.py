@@ -29,7 +29,7 @@ Then those that only the package uses:
 - `_linear_pointwise`, `_reorder_linear_weight` (torch.ops.mkldnn), `_convert_weight_to_int4pack_for_cpu`,
   `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; matmuls then stay
   torch's plain ones.
-- `_inductor` (torch; `compile_fx.compile_fx`): ImportError at the first compiled step.
+- `_inductor` (torch; `compile_fx.compile_fx`, `compile_fx_inner`): ImportError at the first compiled step.
 - `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError at the first compiled step.
 - `_nn` (torch._C): AttributeError on import.
 - `_cuda_clearCublasWorkspaces` (torch._C): AttributeError where a GPU captures a step.
@@ -39,7 +39,8 @@ Then those that only the package uses:
 - `_pytree` (torch.utils; `tree_map`): ImportError.
 - `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), and of torch._C `DisableTorchFunctionSubclass`:
   AttributeError where weights are packed.
-- `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model.
+- `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model; of the
+  last `compile_utils.fx_graph_cse`: ImportError at the first compiled step.
 - `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks` (torch.nn.Module), `_version`
   (torch.Tensor): AttributeError where a loss is taken in chunks.
 - `_weight_conversions` (PreTrainedModel): a repo of an earlier state of this package is saved under its earlier names.

@@ -1,4 +1,4 @@
-"""A model on a GPU: attention of sequences without padding, long ones with soft caps or sinks, and compiled steps.
+"""A model on a GPU: attention of sequences without padding, long ones with soft caps or sinks, the gated delta rule.
 
 B batch, T query length, S key length, N tokens of all sequences, n sequences, H heads, K key/value heads, D head size.
 """
@@ -10,13 +10,16 @@ import inspect
 
 import torch
 from torch.nn.attention.flex_attention import flex_attention
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils import logging
+from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from ..model.attention import Attention
 from ..model.compat import causal_masks, encoder_masks, is_mapped
 from ..model.positions import adds_to_scores
 from .choices import is_enabled
 from .unpadding import Unpadding, find_unpadding
+
+logger = logging.get_logger(__name__)
 
 DEVICE = "cuda"
 """The kind of device that has a kernel for sequences of any length, and graphs of steps."""
@@ -25,8 +28,11 @@ _MOST_CHANNELS = 256  # of a head, in the kernel
 # Tokens of a batch, times the square of the width, from which on the device and not the host is what takes time, and so
 # skipping pays: measured on an H200, where a layer of BERT keeps the host busy for half a millisecond.
 _LEAST_WORK, _LEAST_WORK_OF_FLOAT32 = 8e9, 1.1e9
-_LEAST_SHARE = 0.25  # of padding, from which on it pays where attention needs the sequences side by side
-_MANY_SCORES = 2048**2  # of a row and a head, from which on they are not held at once
+_LEAST_SHARE = 0.25  # of padding, by hand: below it, attention side by side costs what the other layers save
+_MANY_SCORES = 2048**2  # of a row and a head, from which on they are not held at once; by hand
+RULE_DEVICES = ("cuda", "xpu")
+"""The kinds of devices that the kernels of the package `fla` run on."""
+_LARGEST_KEY = 256  # that such a kernel holds
 
 
 class Sequences(Unpadding):
@@ -244,22 +250,12 @@ def _with_sums():
 
 @functools.cache
 def kernel():
-    """PyTorch's `varlen_attn` (2.10 and later), else that of flash-attn 2 where it is installed, else None."""
+    """PyTorch's `varlen_attn` (2.10 and later), else None."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return _flash_attention if is_flash_attn_2_available() else None
+        return None
     return varlen_attn
-
-
-def _flash_attention(
-    query, key, value, starts_q, starts_k, longest_q, longest_k, *, scale, is_causal, enable_gqa=False
-):
-    """Flash-attn's function in the form of PyTorch's; it finds shared keys by itself."""
-    from flash_attn import flash_attn_varlen_func
-
-    sequences = (starts_q, starts_k, longest_q, longest_k)
-    return flash_attn_varlen_func(query, key, value, *sequences, softmax_scale=scale, causal=is_causal)
 
 
 @functools.cache
@@ -307,3 +303,44 @@ def _has_triton() -> bool:
 def _runs_kernel(device) -> bool:
     """Whether the kernel is for this device: NVIDIA's from Ampere on."""
     return device.type != "cuda" or (torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8)
+
+
+@functools.cache
+def rule_kernels():
+    """`fla`'s functions for a text and for one token, or None where it is missing, too old or cannot be imported."""
+    if not is_flash_linear_attention_available():
+        return None
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+    except Exception as error:  # of any kind: it compiles for this device
+        logger.warning(f"fla is installed and cannot be imported ({error}): layers with a state run without it.")
+        return None
+    return chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+
+
+def apply_rule(usual, layer, query, key, value, decay, step, state, sequences, dtype):
+    """What `GatedDeltaRule.apply_rule` gives, by a kernel of flash-linear-attention if it has one for these.
+
+    It takes the place of the rule itself and of nothing else: projections, convolution, norm and cache are the layer's
+    own, so hooks see what they see without it. Products are computed in the layer's 16 bits, as in transformers; states
+    stay in float32. H are value heads, K is the key size and V the value size.
+
+    `usual` serves the others: float32 and float64, which the kernels round; texts in a row, which they take only one
+    after the other; a token that learns, for which they have no gradient; and graphs that are traced.
+    """
+    learns = query.shape[2] == 1 and torch.is_grad_enabled()
+    is_due = not learns and sequences is None and _has_rule_for(query, dtype) and is_enabled()
+    kernels = rule_kernels() if is_due else None
+    if kernels is None:
+        return usual(layer, query, key, value, decay, step, state, sequences, dtype)
+    by_chunk, by_token = kernels
+    states = [each.transpose(1, 2).to(dtype) for each in (query, key, value)]  # [B, T, H, K or V]
+    rates = {"g": decay.transpose(1, 2), "beta": step.transpose(1, 2), "scale": 1.0}
+    run = by_chunk if query.shape[2] > 1 else by_token
+    output, state = run(*states, **rates, initial_state=state, output_final_state=True)
+    return output.transpose(1, 2), state
+
+
+def _has_rule_for(query, dtype) -> bool:
+    fits = query.device.type in RULE_DEVICES and dtype in _DTYPES and query.shape[-1] <= _LARGEST_KEY
+    return fits and not torch.compiler.is_compiling() and not is_mapped(query)

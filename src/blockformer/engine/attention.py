@@ -18,8 +18,7 @@ from . import accelerator
 from .choices import is_enabled
 from .few_rows import attend, can_attend
 from .linear import QuickLinear
-from .sequences import are_short, attend_side_by_side
-from .unpadding import KnowsUnpadding, Unpadding, attend_unpadded
+from .unpadding import KnowsUnpadding, Unpadding, are_short, attend_side_by_side, attend_unpadded
 
 
 def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
@@ -34,7 +33,7 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     if isinstance(attention_mask, Unpadding):
         unpadding, kwargs["dropout"] = attention_mask, dropout
         return _attend_without_padding(module, query, key, value, unpadding, scaling, **kwargs)
-    if isinstance(module, SharesSources) and module.is_cross_attention and not isinstance(module, StepAttention):
+    if isinstance(module, PreparedAttention) and module.is_cross_attention and not isinstance(module, StepAttention):
         attention_mask = _of_sources(attention_mask, query)
     if isinstance(attention_mask, BlockMask):
         caps = {name: kwargs[name] for name in ("softcap", "s_aux") if name in kwargs}
@@ -78,31 +77,25 @@ def is_in_use(config) -> bool:
 
 def _can_be_side_by_side(unpadding, query, kwargs: dict) -> bool:
     """Whether there are short sequences, and nothing but them."""
-    given = {name for name, value in kwargs.items() if value is not None and value is not False}
-    others = given - {"use_cache", "position_ids"}
+    says_something = {name for name, value in kwargs.items() if value is not None and value is not False}
+    others = says_something - {"use_cache", "position_ids"}
     has_own_masks = unpadding.masks is not None and unpadding.bias is None
     return not has_own_masks and not others and is_enabled() and are_short(unpadding, query)
-
-
-class SharesSources:
-    """Mixed into an attention: the n beams of an input are n * T queries of one row of keys and values."""
-
-    is_cross_attention: bool
-
-    def states_of(self, *given, **named):
-        """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""
-        query, key, value = super().states_of(*given, **named)  # type: ignore[misc]
-        if query.shape[0] != key.shape[0]:
-            query = query.unflatten(0, (key.shape[0], -1)).transpose(1, 2).flatten(2, 3)
-        return query, key, value
 
 
 class UnpaddedAttention(KnowsUnpadding, Attention):
     """`Attention` of a model prepared for training. An `Attention` becomes one by changing its class."""
 
 
-class PreparedAttention(SharesSources, UnpaddedAttention):
-    """`Attention` of a model prepared for inference: its beams share a source."""
+class PreparedAttention(UnpaddedAttention):
+    """`Attention` of a model prepared for inference: n beams of an input are n * T queries of its keys."""
+
+    def states_of(self, *states, **named):
+        """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""
+        query, key, value = super().states_of(*states, **named)
+        if query.shape[0] != key.shape[0]:
+            query = query.unflatten(0, (key.shape[0], -1)).transpose(1, 2).flatten(2, 3)
+        return query, key, value
 
 
 class StepAttention(PreparedAttention):
@@ -145,16 +138,10 @@ class PreparedLatentAttention(LatentAttention):
         return (output.view(-1, heads, 1, output.shape[-1] // heads) @ matrices.mT).reshape(len(output), 1, -1)
 
     def _takes(self, states, length: int) -> bool:
-        """Whether this is one token of each row, and two plain products may be made in another order."""
+        """Whether this is one token of each row, and two plain matmuls may change their order."""
         if length != 1 or states.device.type != "cpu" or not is_enabled() or not is_in_use(self.config):
             return False
         if torch.is_autocast_enabled("cpu") or is_transformed() or _has_any_global_hook():
             return False
         layers = (self.k_proj, self.v_proj)
         return all(type(layer) in (nn.Linear, QuickLinear) and is_bare(layer) for layer in layers)
-
-
-def layers_read_as_weights(model: nn.Module) -> set[nn.Module]:
-    """The linear layers whose weights it reads: these are to stay plain."""
-    parts = [module for module in model.modules() if isinstance(module, LatentAttention)]
-    return {layer for part in parts for layer in (part.k_proj, part.v_proj)}

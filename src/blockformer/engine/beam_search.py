@@ -11,10 +11,9 @@ buffers; the library has them in the order of their scores.
 import torch
 from torch.nn import functional as F
 
-from .forbidden import only_forbid, without_forbidden
+from .sampling import only_forbid, without_forbidden
 
 _NEVER = -1e9  # the library's score of what is not to be chosen
-_BLOCK = 128  # logits of which the largest is found first
 
 
 class BeamSearch:
@@ -33,7 +32,7 @@ class BeamSearch:
         self._call, self._steps, self._logits = call, steps, logits
         settings, beams = call.settings, call.beams
         ends = settings._eos_token_tensor
-        self._kept = max(2, 1 + (0 if ends is None else len(ends))) * beams
+        self._candidate_count = max(2, 1 + (0 if ends is None else len(ends))) * beams
         self._fill = -1 if ends is None else (call.pad or int(ends[0]))
         self._text = call.input_ids.unflatten(0, (-1, beams))
         self._start, sources, device = self._text.shape[2], len(self._text), logits.device
@@ -73,9 +72,9 @@ class BeamSearch:
             return self._processed()
         subtracted = self._steps.parts.log_sums(logits)
         logits = without_forbidden(logits, self._text.flatten(0, 1), call.processors)
-        values, tokens = _largest(logits, min(self._kept, logits.shape[1]))
+        values, tokens = logits.topk(min(self._candidate_count, logits.shape[1]))
         scores = (values - subtracted).unflatten(0, (-1, call.beams)) + self._running[:, :, None]
-        best, index = scores.flatten(1).topk(self._kept)
+        best, index = scores.flatten(1).topk(self._candidate_count)
         return best, index // values.shape[1], tokens.unflatten(0, (-1, call.beams)).flatten(1).gather(1, index)
 
     def _processed(self):
@@ -85,14 +84,14 @@ class BeamSearch:
         text, scores = self._text.flatten(0, 1)[order.flatten()], self._logits.log_softmax(-1)[order.flatten()]
         scores = call.processors(text, scores).unflatten(0, (-1, beams))
         scores = scores + self._running.gather(1, self._by_rank)[:, :, None]
-        best, index = scores.flatten(1).topk(self._kept)
+        best, index = scores.flatten(1).topk(self._candidate_count)
         vocabulary = scores.shape[2]
         return best, self._by_rank.gather(1, index // vocabulary), index % vocabulary
 
     def _finish(self, scores, rows, tokens, has_ended, length: int) -> None:
         """Keep the best of the texts that have ended, of these candidates [B, k] and of the earlier ones."""
         settings, beams = self._call.settings, self._call.beams
-        is_new = has_ended & (torch.arange(self._kept, device=scores.device) < beams)
+        is_new = has_ended & (torch.arange(self._candidate_count, device=scores.device) < beams)
         if not is_new.any():
             return
         scores = scores / (length + 1 - self._start) ** settings.length_penalty
@@ -149,17 +148,3 @@ class BeamSearch:
 def _chosen(texts, index):
     """Of texts [B, m, S] those at int [B, k]."""
     return texts.gather(1, index[:, :, None].expand(-1, -1, texts.shape[2]))
-
-
-def _largest(logits, count: int):
-    """As `topk(count)` of logits [R, V], by way of the largest of each block: a block that holds one is among these."""
-    number = logits.shape[1] // _BLOCK
-    if number < 2 * count:
-        return logits.topk(count)
-    blocks, rest = logits[:, : number * _BLOCK].unflatten(1, (number, _BLOCK)), logits[:, number * _BLOCK :]
-    chosen = blocks.amax(-1).topk(count)[1]
-    candidates = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
-    tokens = (chosen[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(1)
-    others = torch.arange(number * _BLOCK, logits.shape[1], device=logits.device).expand(len(logits), -1)
-    values, index = torch.cat([candidates, rest], 1).topk(count)
-    return values, torch.cat([tokens, others], 1).gather(1, index)

@@ -1,7 +1,6 @@
 """PyTorch's compiler, as the steps of this engine use it."""
 
 import functools
-import operator
 import os
 import shutil
 import time
@@ -9,7 +8,6 @@ import types
 from contextlib import contextmanager
 
 import torch
-from torch.nn import functional as F
 
 # A product and its sum are one instruction (FMA); on a GPU several loops are tried for each product of one row. PyTorch
 # keeps on disk which was best, but up to 2.11 its static launcher does not look there: every process would try again.
@@ -17,19 +15,7 @@ _OPTIONS: dict[str, dict] = {
     "cpu": {"cpp.enable_floating_point_contract_flag": "fast"},
     "cuda": {"coordinate_descent_tuning": True, "use_static_cuda_launcher": False},
 }
-_LONGEST = 600.0  # seconds that a call waits for another thread's compiler
-# Modules whose functions give equal results for equal tensors, except functions whose names begin like these.
-_PURE = (torch, torch.Tensor, F, torch._C._nn, operator)
-_NOT_PURE = ("rand", "normal", "multinomial", "bernoulli", "poisson", "dropout", "empty")
-_IN_PLACE = {
-    operator.setitem,
-    operator.iadd,
-    operator.isub,
-    operator.imul,
-    operator.itruediv,
-    operator.iand,
-    operator.ior,
-}
+_LONGEST = 600.0  # seconds that a call waits for another thread's compiler; by hand
 
 
 def has_compiler() -> bool:
@@ -69,35 +55,19 @@ def _patient(function):
 
 
 def _backend(options: dict, graph_module, example_inputs):
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    return compile_fx(without_repeats(graph_module), example_inputs, config_patches=options)
+    def compile_once(graph_module, *inputs, **named):
+        return compile_fx_inner(without_repeats(graph_module), *inputs, **named)
+
+    return compile_fx(graph_module, example_inputs, inner_compile=compile_once, config_patches=options)
 
 
 def without_repeats(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A graph that computes equal expressions once.
+    """A graph that computes equal expressions once, such as a joined product that each of its parts names."""
+    from torch._functorch.compile_utils import fx_graph_cse
 
-    Layers with the same input then share their rows, and the compiler fuses layers of equal size into one loop. Parts
-    of one joined product multiply once.
-    """
-    graph = graph_module.graph
-    known: dict[tuple, torch.fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op not in ("call_function", "call_method"):
-            continue
-        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-        if node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
-            known.clear()  # it writes: what was read before may be other numbers now
-            continue
-        is_method = node.op == "call_method"
-        if name.startswith(_NOT_PURE) or not (
-            is_method or any(getattr(each, name, None) is node.target for each in _PURE)
-        ):
-            continue
-        first = known.setdefault((node.op, node.target, repr((node.args, node.kwargs))), node)
-        if first is not node:
-            node.replace_all_uses_with(first)
-            graph.erase_node(node)
+    graph_module.graph = fx_graph_cse(graph_module.graph)
     graph_module.recompile()
     return graph_module
 

@@ -8,25 +8,23 @@ B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabula
 """
 
 import threading
+from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMixin, MaxLengthCriteria
+from transformers.generation import GenerationMixin
 
 from ..watched import Modules, is_watched
-from .attention import SharesSources, is_in_use
+from .attention import is_in_use
 from .beam_search import BeamSearch
-from .choices import is_enabled
-from .fallbacks import Fallbacks, OtherLoop
-from .graphs import Prompt, Steps, room_for
-from .parts import CPUParts, ModelParts, Parts
+from .call import Call, are_equal, beams_of
+from .choices import Fallbacks, OtherLoop, is_enabled
+from .gpu_step import GPUStep
+from .graphs import Steps, room_for
 from .sampling import Sampling
-from .seen_cache import seen_cache, tokens_in
 from .step import CompiledSteps
-from .step_parts import WRITTEN, keeps_state
+from .step_parts import WRITTEN
 
-_KEPT = 2  # buffers that are kept for later calls
+_MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that write at once
 _SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}
 _KNOWN = {
     "logits_processor", "stopping_criteria", "generation_config", "streamer", "attention_mask", "position_ids",
@@ -52,17 +50,17 @@ class Decoding:
     """
 
     def __init__(self, model, device: str, compiled: CompiledSteps | None = None, by_graphs: bool = False):
-        self._model, self._device, self.compiled, self._by_graphs = model, device, compiled, by_graphs
+        self._model, self._device, self.compiled, self.by_graphs = model, device, compiled, by_graphs
         self._by_model = compiled is None and not by_graphs
         self.fallbacks = Fallbacks(is_logged=not self._by_model)
         self._lock = threading.Lock()
-        self._parts: Parts | None = None
+        self._parts: GPUStep | None = None
         self._watched: Modules | None = None
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        given = (self._model, self._device, self.compiled, self._by_graphs)
-        return Decoding, (None, ""), given  # a copy captures graphs of its own
+        arguments = (self._model, self._device, self.compiled, self.by_graphs)
+        return Decoding, (None, ""), arguments  # a copy captures graphs of its own
 
     def __setstate__(self, state):
         self.__init__(*state)  # type: ignore[misc]
@@ -93,16 +91,16 @@ class Decoding:
                 self.fallbacks.note(problem)
             steps.end()
             with self._lock:
-                if steps.parts is self._parts and self._by_graphs:
-                    self._free = [*self._free[-_KEPT + 1 :], steps]
+                if steps.parts is self._parts and self.by_graphs:
+                    self._free = [*self._free[-_MOST_FREE + 1 :], steps]
 
-    def _checked(self, model, input_ids, arguments, named) -> "_Call":
+    def _checked(self, model, input_ids, arguments, named) -> Call:
         """The call, or `OtherLoop` with what this loop does not know."""
         settings = named.get("generation_config")
         others = [name for name, value in named.items() if name not in _KNOWN and value is not None]
         others += [name for name, quiet in _SAYS_NOTHING.items() if named.get(name) not in quiet]
         others += [name for name in _RETURNED_TOO if getattr(settings, name, False)]
-        unknown = ("prefill_chunk_size", "is_assistant", *(("do_sample", "low_memory") if _beams_of(named) > 1 else ()))
+        unknown = ("prefill_chunk_size", "is_assistant", *(("do_sample", "low_memory") if beams_of(named) > 1 else ()))
         others += [name for name in unknown if getattr(settings, name, None)]
         others += [name for name in _COLLECTED if getattr(self._model.get_decoder().config, name, False)]
         if input_ids.device.type != self._device or not is_enabled():
@@ -121,7 +119,7 @@ class Decoding:
         for name in _NOT_CALLED:
             if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
                 raise OtherLoop(f"{name} was replaced")
-        call = _Call(model, input_ids, named, self._by_graphs)
+        call = Call(model, input_ids, named, self.by_graphs)
         if not self._by_model:
             self._check_steps(call)
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
@@ -132,11 +130,11 @@ class Decoding:
             raise OtherLoop(f"{type(call.own_criteria[0]).__name__} is given")
         if call.beams > 1:
             begins = (input_ids, mask, named.get("attention_mask"), *(named.get("encoder_outputs") or ())[:1])
-            if not all(each is None or _are_equal(each, call.beams) for each in begins):
+            if not all(each is None or are_equal(each, call.beams) for each in begins):
                 raise OtherLoop("beams begin with different texts")
         return call
 
-    def _check_steps(self, call: "_Call") -> None:
+    def _check_steps(self, call: Call) -> None:
         """Have a call written by compiled steps, or on a CPU, where these cannot be used, by the model's own.
 
         Raises:
@@ -157,7 +155,7 @@ class Decoding:
                 self.compiled.functions_for(*call.kind)
             call.watched = self._watched
         except OtherLoop as reason:
-            if self._by_graphs:
+            if self.by_graphs:
                 raise
             self.fallbacks.note(str(reason))
 
@@ -166,11 +164,15 @@ class Decoding:
         """Whether something in a model would see that a prompt is read once for all of its beams."""
         return not is_in_use(model.config) or is_watched(model) or any(each.training for each in model.modules())
 
-    def _read(self, call: "_Call"):
+    def _read(self, call: Call):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
-        if not self._by_graphs:
-            parts = call.by_model(call.kind[1]) if call.watched is None else CPUParts(self.compiled, *call.kind)
+        if not self.by_graphs:
+            if call.watched is None:
+                parts: Any = call.by_model(call.kind[1])
+            else:
+                parts = self.compiled.functions_for(*call.kind)
+                self.compiled.refresh()
             length = call.input_ids.shape[1]
             room = room_for(min(length + length // 2, call.longest) + WRITTEN)
             steps = Steps(parts, prompt, room, scores.shape[-1])
@@ -182,147 +184,10 @@ class Decoding:
                 self._parts.undo()
                 self._parts, self._free = None, []
             if self._parts is None:
-                self._parts = Parts(call.model, is_compiled=self._device != "cpu")
+                self._parts = GPUStep(call.model, is_compiled=self._device != "cpu")
             free = next((steps for steps in self._free if steps.fits(prompt, room)), None)
             if free is not None:
                 self._free.remove(free)
         steps = free or Steps(self._parts, prompt, room, scores.shape[-1])
         steps.begin(prompt, call.input_ids, call.ends, call.pad)
         return steps, scores
-
-
-class _Call:
-    """A call of `generate`: what is to be read, and how tokens are chosen.
-
-    Attributes:
-        cache: the library's that the caller sees afterwards, or None.
-        problem: why the model itself has written a part of the text, or None.
-        is_late: whether the host goes on before it knows a token.
-        held: how many tokens the buffers hold.
-        watched: the modules that the steps were compiled of; None if a step is the model's own.
-
-    Args:
-        by_graphs: whether the steps are a GPU's.
-    """
-
-    def __init__(self, model, input_ids, named: dict, by_graphs: bool):
-        self.model, self.input_ids, self._named = model, input_ids, named
-        self.watched: Modules | None = None
-        self.problem: str | None = None
-        self._by_graphs, self.held = by_graphs, input_ids.shape[1]
-        self.settings = named["generation_config"]
-        self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
-        self.streamer, self.beams = named.get("streamer"), _beams_of(named)
-        sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
-        self.kind, self.shares_source = (len(input_ids) // sharing, sharing), sharing > 1
-        self.longest = self.criteria.max_length or self.settings.max_length
-        ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
-        self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
-        pad = self.settings._pad_token_tensor
-        self.pad = 0 if pad is None else int(pad)
-        self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
-        self.runs_code = any(map(_may_be_own, (*self.processors, *self.criteria, self.streamer)))
-        # What a streamer of the caller's does to a model counts from the next token on.
-        self.is_late = by_graphs and not _may_be_own(self.streamer)
-        self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
-        self._has_dict = getattr(self.settings, "return_dict_in_generate", False)
-        self.cache = seen_cache(named)
-        self._past = 0
-        if self.cache is not None:
-            self._past = tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late=by_graphs)
-
-    def _fresh(self, cache):
-        """On a CPU the model's own, of which windows need less memory."""
-        if not self._by_graphs:
-            cache = self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
-        return cache
-
-    def by_model(self, beams: int = 1) -> ModelParts:
-        """Steps by the model's `forward`, with so many beams that share a source."""
-        if not self.model.config.is_encoder_decoder:
-            return ModelParts(self.model, {})
-        source = {name: self._named.get(name) for name in ("encoder_outputs", "attention_mask")}
-        can_share = all(isinstance(layer.cross_attn, SharesSources) for layer in self.model.get_decoder().layers)
-        return ModelParts(self.model, source, beams if can_share else 1)
-
-    def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
-        """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
-        is_compiled = self.watched is not None and not isinstance(steps.parts, ModelParts)
-        if is_compiled and self.runs_code and not self.watched.are_untouched():
-            self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
-        try:
-            steps.advance(length, greedy)
-        except OtherLoop as reason:
-            self._go_on_plainly(steps, str(reason))
-            steps.advance(length, greedy)
-        self.held = length
-
-    def _go_on_plainly(self, steps: Steps, problem: str) -> None:
-        self.problem, steps.parts = problem, self.by_model()
-
-    def fill(self, steps: Steps, length: int) -> None:
-        """Have the caller's cache, if there is one, hold so many tokens of the text."""
-        if self.cache is not None:
-            steps.fill(self.cache, self.input_ids.shape[1], length)
-
-    def returned(self, text, steps: Steps):
-        """What `generate` is to return for a text [B, S]; the caller's cache holds all of it but the last token."""
-        self.fill(steps, text.shape[1] - 1)
-        return GenerateDecoderOnlyOutput(sequences=text, past_key_values=self.cache) if self._has_dict else text
-
-    def read(self):
-        """The prompt in a cache of the library's, and float32 scores [B, V] of the next token."""
-        named, config = self._named, self.model.config
-        mask = named.get("attention_mask")
-        rows, length = self.input_ids.shape
-        first = slice(None, None, self.beams)  # a prompt is read once for all of its beams
-        if config.is_encoder_decoder:
-            cache = self._fresh(EncoderDecoderCache(DynamicCache(), DynamicCache()))
-            output = self.model(
-                encoder_outputs=(named["encoder_outputs"][0][first],), decoder_input_ids=self.input_ids[first],
-                attention_mask=None if mask is None else mask[first],
-                past_key_values=cache, use_cache=True, logits_to_keep=1,
-            )  # fmt: skip
-            visible = self.input_ids.new_ones(rows, length, dtype=torch.bool)
-            positions = self.input_ids.new_full((rows, 1), length)
-            source_mask = None if mask is None else mask != 0
-            prompt = Prompt(cache.self_attention_cache, visible, positions, cache.cross_attention_cache, source_mask)
-        else:
-            keeps = any(map(keeps_state, self.model.get_decoder().layers))
-            cache = self.cache
-            if cache is None:
-                cache = self._fresh(DynamicCache(config=config) if keeps else DynamicCache())
-            positions = named.get("position_ids")
-            if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
-                raise OtherLoop("the attention mask is not [batch, length]")
-            given = {"input_ids": self.input_ids[:, self._past :], "attention_mask": mask, "position_ids": positions}
-            if positions is not None:
-                given["position_ids"] = positions[:, self._past - length :]
-            given = {name: None if each is None else each[first] for name, each in given.items()}
-            output = self.model(**given, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            visible = self.input_ids.new_ones(rows, length, dtype=torch.bool) if mask is None else mask != 0
-            last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
-            prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
-        logits = output.logits[:, -1].to(copy=True, dtype=torch.float32).repeat_interleave(self.beams, 0)
-        is_whole = self.watched is None or len(prompt.layers) == len(self.model.get_decoder().layers)
-        if logits.shape[0] != rows or not is_whole:
-            raise OtherLoop("the cache does not hold this model's keys and values")
-        return prompt, logits
-
-
-def _may_be_own(part) -> bool:
-    """Whether a processor, a criterion or a streamer runs code from outside of the library, its own or one it holds."""
-    if part is None:
-        return False
-    held = (each for each in vars(part).values() if not isinstance(each, PreTrainedTokenizerBase))
-    return type(part).__module__.partition(".")[0] != "transformers" or any(map(callable, held))
-
-
-def _are_equal(rows, beams: int) -> bool:
-    """Whether each `beams` rows of [B * n, ...] are equal."""
-    groups = rows.unflatten(0, (-1, beams))
-    return torch.equal(groups, groups[:, :1].expand_as(groups))
-
-
-def _beams_of(named: dict) -> int:
-    return getattr(named.get("generation_config"), "num_beams", None) or 1

@@ -15,8 +15,7 @@ from .accelerator import SharingAttention
 from .linear import QuickLinear
 from .low_bits import PreparedQuantizedLinear
 from .packed import PackedLinear
-from .prepare import check_class
-from .runtime import AcceleratorRuntime, CapturingRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
+from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime, check_class
 from .step import can_compile, uncompiled_field
 
 _PREPARE = "prepare_for_inference() may make it faster"
@@ -89,7 +88,7 @@ def explain(model) -> Explanation:
         TypeError: the model comes from another library, or from the code in a repo.
     """
     check_class(model)
-    decoding = getattr(model.runtime, "decoding", None)
+    decoding = _decoding_of(model)
     reasons = {} if decoding is None else {f"writing: {each}": n for each, n in decoding.fallbacks.reasons.items()}
     return Explanation(
         (*_writing(model), *map(_layers, _stacks_of(model)), *_products(model), *_rest(model)),
@@ -128,10 +127,10 @@ def warm_up(model, batches, **settings):
             raise TypeError(
                 f"a batch must be a dict of arguments by name, such as input_ids, not a {type(batch).__name__}."
             )
-    asked = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, **settings}
+    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, **settings}
     with torch.no_grad():
         for batch in tqdm(batches, desc="warming up", unit="batch"):
-            model.generate(**batch, **asked) if can_compile(model) else model(**batch)
+            model.generate(**batch, **settings) if can_compile(model) else model(**batch)
     return model
 
 
@@ -139,34 +138,43 @@ def _stacks_of(model) -> list[Stack]:
     return [module for module in model.modules() if isinstance(module, Stack)]
 
 
+def _decoding_of(model):
+    """Our loop of a model that is prepared to write, or None."""
+    return model.runtime.decoding if isinstance(model.runtime, PreparedRuntime) else None
+
+
 def _compiled_steps(model):
     """The steps that a CPU compiles, or None."""
-    return getattr(getattr(model.runtime, "decoding", None), "compiled", None)
+    decoding = _decoding_of(model)
+    return None if decoding is None else decoding.compiled
 
 
 def _writing(model) -> list[Part]:
     if not can_compile(model):
         return []
-    steps = _compiled_steps(model)
-    if isinstance(model.runtime, CapturingRuntime):
+    decoding, steps = _decoding_of(model), _compiled_steps(model)
+    if decoding is not None and decoding.by_graphs:
         return [Part("one more token", "a CUDA graph of compiled layers")]
     if steps is None:
         way = "plain PyTorch, keys and values written into buffers with room to spare"
-        way = way if isinstance(model.runtime, WritingRuntime) else "plain PyTorch"
+        way = "plain PyTorch" if decoding is None else way
         hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
         if (name := uncompiled_field(model.config)) is not None:
             hint = f"it is not compiled with {name}"
         return [Part("one more token", way, hint)]
-    if steps._functions and not any(steps._functions.values()):
+    kinds = steps.kinds()
+    if kinds == []:
         return [Part("one more token", "plain PyTorch", _FAILED)]
-    kinds = [_named(*kind) for kind, function in steps._functions.items() if function is not None]
-    way = f"compiled for {', '.join(kinds)}" if kinds else "compiled at the first batch that needs it"
+    names = ", ".join(_named(*kind) for kind in kinds or ())
+    way = f"compiled for {names}" if names else "compiled at the first batch that needs it"
     return [Part("one more token", way)]
 
 
 def _named(sources: str, beams: int) -> str:
-    kind = {"one": "1 {}", "few": "2 to 4 {}s", "many": "any number of {}s"}[sources]
-    return kind.format("row") if beams == 1 else f"{kind.format('text')} with {beams} beams"
+    if beams == 1:
+        return {"one": "1 row", "few": "2 to 4 rows", "many": "any number of rows"}[sources]
+    kind = {"one": "1 text", "few": "few texts", "many": "any number of texts"}[sources]
+    return f"{kind} with {beams} beams"
 
 
 def _layers(stack: Stack) -> Part:

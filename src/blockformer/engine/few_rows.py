@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 # Rows up to which a product is a loop: it reads each weight once, for all of them. By hand.
 MOST_ROWS = 4
-# Tokens whose products are one step of the loop over values: a sum of four takes fewer additions in a row.
+# Tokens whose products are one step of the loop over values: a sum of four takes fewer additions in a row. By hand.
 BLOCK = 4
 # Queries that share a key, up to which each has a sum of its own in the loop over the keys; by hand.
 _MOST_QUERIES = 16
@@ -89,7 +89,7 @@ def attend(query, key, value, attention_mask, scaling: float):
     weights = computed_once(weights).view(batch, keys, -1, length // block, block)
     values = value.reshape(batch, keys, length // block, block, size).float()
     products = [
-        sum(weights[:, :, each, :, place, None] * values[:, :, :, place] for place in range(block)).sum(2)
+        sum(weights[:, :, each, :, token, None] * values[:, :, :, token] for token in range(block)).sum(2)
         for each in shared
     ]
     return torch.stack(products, 2).to(query.dtype).reshape(batch, heads, queries, size).transpose(1, 2)

@@ -11,10 +11,9 @@ import torch
 from transformers.cache_utils import Cache
 
 from .few_rows import BLOCK
-from .parts import CPUParts, ModelParts, Parts
 from .step_parts import WRITTEN, has_state, held_by
 
-_LEAST_ROOM = 128
+_LEAST_ROOM = 128  # slots, by hand: a text of a hundred tokens needs one graph
 
 
 def room_for(length: int) -> int:
@@ -60,13 +59,13 @@ class Steps:
         windows: how many tokens a layer of the library's cache holds, or None.
 
     Args:
-        parts: the model's; `ModelParts` may take their place.
+        parts: what computes the logits: `StepFunctions`, or the model itself.
         prompt: of which keys and values have the sizes.
         room: slots of the buffers; on a GPU for the whole text.
         vocabulary: the number of tokens.
     """
 
-    def __init__(self, parts: Parts | CPUParts | ModelParts, prompt: Prompt, room: int, vocabulary: int):
+    def __init__(self, parts, prompt: Prompt, room: int, vocabulary: int):
         self.parts = parts
         self.room = room
         with torch.inference_mode(False), torch.no_grad():
@@ -151,10 +150,8 @@ class Steps:
         captured, is_cpu = None, self.ids.device.type == "cpu"
         if is_cpu and length + WRITTEN > self.room:
             self._grow(room_for(length + length // 2 + WRITTEN))
-        if isinstance(self.parts, ModelParts):
-            seen = length
-        elif is_cpu:
-            seen = max(WRITTEN, -(-length // BLOCK) * BLOCK)
+        if is_cpu or not self.parts.can_be_captured:
+            seen = self.parts.slots_for(length)
         else:
             seen = min(room_for(length), self.room)
             if (seen, greedy) not in self._graphs:

@@ -16,7 +16,6 @@ from .few_rows import MOST_ROWS
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
 # than it gains (benchmarks/thresholds.py).
 _PARTS, _LEAST_IN_PARTS = 16, 1 << 17
-_LEAST_COLUMNS = 8  # rows from which `in_columns` is faster with AVX-512; with AVX2 it is from five on. By hand.
 # Multiplications below which nothing else gains; and below which oneDNN's overhead, tens of microseconds a call,
 # costs more than it gains (benchmarks/thresholds.py).
 _LEAST, _LEAST_WORK = _LEAST_IN_PARTS, 1 << 23
@@ -24,9 +23,6 @@ HALVES = (torch.float16, torch.bfloat16)
 # Their rows from which converting the weights to float32 pays off (benchmarks/thresholds.py), and how many elements of
 # the weights at a time, by hand: 64 MiB.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
-# The number of rows that a layout of oneDNN's is for. In float32 the one for a single row is slower than this one, with
-# any number.
-_ROWS = {torch.bfloat16: 1, torch.float32: 16}
 
 
 def by_onednn(states, weight, bias=None):
@@ -43,34 +39,6 @@ def by_onednn_in_a_graph(states: torch.Tensor, weight: torch.Tensor, bias: torch
 @by_onednn_in_a_graph.register_fake
 def _(states, weight, bias):
     return states.new_empty(*states.shape[:-1], weight.shape[0])
-
-
-def in_columns(states, weight, bias=None):
-    """`F.linear` of float32 states [..., I] of some rows, with the weight [O, I] first and the rows as columns.
-
-    MKL then reads the weight where it lies, and does not copy it into another layout at each call.
-    """
-    rows = states.reshape(-1, states.shape[-1])
-    if rows.shape[0] < _LEAST_COLUMNS:
-        return F.linear(states, weight, bias)
-    outputs = torch.mm(weight, rows.t()).t().contiguous().reshape(*states.shape[:-1], weight.shape[0])
-    return outputs if bias is None else outputs + bias
-
-
-def packed(weight):
-    """A matrix [O, I], bfloat16 or float32, in oneDNN's own layout; `to_dense` gives it back bit for bit."""
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS[weight.dtype])
-
-
-@torch.no_grad()
-def can_pack(dtype) -> bool:
-    """Whether this PyTorch has oneDNN's layout for the dtype, tried with a small matrix."""
-    try:
-        small = torch.ones(8, 8, dtype=dtype, device="cpu")
-        by_onednn(small, packed(small))
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
-    return True
 
 
 class QuickLinear(nn.Linear):

@@ -3,8 +3,7 @@
 A compiled step has loops over bytes in the order of inputs. An AWQ word holds 8 outputs, so that a sum over inputs
 strides through memory. There a byte holds two inputs of one output: one of the first half of their group in its lower
 bits, one of the second half in its upper bits. A loop reads the bytes of an output one after the other, and gets
-vectors of neighbouring inputs of both halves. Few rows are multiplied by it as it goes; for many it writes the weight
-out.
+vectors of neighbouring inputs of both halves.
 
 Each token reads the whole head, a quarter of Qwen3-0.6B's weights and more than half of them if the layers have 4 bits.
 In 8 bits it has half the bytes of bfloat16, a quarter of float32.
@@ -12,17 +11,87 @@ In 8 bits it has half the bytes of bfloat16, a quarter of float32.
 I inputs and O outputs of a layer, G inputs of a group that share a scale and a zero point; C hidden size, V vocabulary.
 """
 
+import threading
+from operator import is_
+
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ..model.awq_linear import ABOVE, QuantizedLinear, raised
 from ..watched import is_bare, is_transformed
 from .choices import is_enabled
-from .copies import Following
 from .few_rows import Rows, as_rows, computed_once, rows_of
 from .linear import QuickLinear
 from .packed import PackedLinear
+
+_SAMPLED = 16  # numbers of a weight at most, by hand
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Following:
+    """Copies of weights in another layout, made once they are needed, and again once the weights have changed.
+
+    The weights and their memory are held, so that nothing else can come to lie there. Writes to tensors of inference
+    mode are not counted. A copy or a pickle of it starts without copies: its tensors' writes are counted from zero.
+
+    Args:
+        copies: each with the `holders` of what it is a copy of (for each tensor the dict of its module that holds it,
+            and its name there), and `make`, which makes it.
+        sampled: look at some of their numbers as well, since PyTorch does not count a write through `.data`, by which
+            adapters are merged. A write to single numbers, or to few rows or columns, may stay unseen.
+    """
+
+    def __init__(self, copies: list, sampled: bool = False):
+        self.copies, self._sampled = copies, sampled
+        self._holders = [holder for copy in copies for holder in copy.holders]
+        self._tensors: list | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the copies."""
+        return sum(each.numel() * each.element_size() for copy in self.copies for each in copy.buffers())
+
+    def refresh(self) -> None:
+        """Make the copies that are missing or out of date."""
+        if self._is_current():
+            return
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if not self._is_current():  # a thread that waits for it may find them here
+                tensors = [held[name] for held, name in self._holders]
+                self._memory = [tensor.detach() for tensor in tensors]
+                self._counted = [tensor for tensor in tensors if not tensor.is_inference()]
+                self._samples = [_sample_of(tensor) for tensor in self._memory] if self._sampled else []
+                state = self._state_of(tensors)  # before the copies: a write meanwhile makes them again
+                for copy in self.copies:
+                    copy.make()
+                self._tensors, self._state = tensors, state
+
+    def _is_current(self) -> bool:
+        if not self.copies:
+            return True
+        tensors = self._tensors
+        if tensors is None or not all(map(is_, [held.get(name) for held, name in self._holders], tensors)):
+            return False
+        return self._state_of(tensors) == self._state
+
+    def _state_of(self, tensors: list) -> list:
+        # A compiled step checks all 4-bit weights by this.
+        now: list = [tensor.data_ptr() for tensor in tensors] + [tensor._version for tensor in self._counted]
+        return now + [sample.tobytes() for sample in self._samples]
+
+
+def _sample_of(tensor):
+    """A NumPy array over the memory of some numbers of a weight [O, I], of any dtype, as integers.
+
+    They lie on its diagonal: whoever writes to some rows or columns, such as a head's, writes to one of them.
+    """
+    numbers = tensor.view(_INTEGERS[tensor.element_size()])
+    steps = [-(-size // _SAMPLED) for size in tensor.shape]
+    count = min(-(-size // step) for size, step in zip(tensor.shape, steps, strict=True))
+    stride = sum(step * each for step, each in zip(steps, tensor.stride(), strict=True))
+    return numbers.as_strided((count,), (stride,)).numpy()
+
 
 # Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first
 # (benchmarks/thresholds.py, on processors whose 4-bit matmul gains at all).
@@ -131,7 +200,7 @@ class OrderedLinear(nn.Module):
     ordered_zeros: torch.Tensor
     ordered_scales: torch.Tensor
     bias: torch.Tensor | None
-    rows: Rows | None
+    rows: Rows
 
     def __init__(self, layer: QuantizedLinear):
         super().__init__()
@@ -141,8 +210,20 @@ class OrderedLinear(nn.Module):
         vars(self)["_parameters"] = layer._parameters
 
     def forward(self, states):
-        """As `F.linear`."""
-        return self._many_rows(states) if self.rows is None else self._few_rows(states, self.rows)
+        """As `F.linear` of few rows; summed in float32."""
+        numbers, zeros, scales = self.ordered_numbers.to(torch.int32), self.ordered_zeros, self.ordered_scales
+        lower, both = (numbers & 15).float(), numbers.float()
+        inputs = rows_of(states, self.rows).unflatten(1, (-1, 2, self.group_size // 2))  # [R, I / G, 2, G / 2]
+        # lower * first + upper * second, without a shift: a byte is lower + 16 * upper.
+        of_both = computed_once(inputs[:, :, 1] / 16)
+        of_lower = computed_once(inputs[:, :, 0] - inputs[:, :, 1] / 16)
+        sums = computed_once(inputs.sum((2, 3)))  # a zero point takes the same away from all inputs of a group
+        outputs = [
+            ((lower * of_lower[row] + both * of_both[row]) * scales[..., None]).sum((1, 2))
+            - (zeros.float() * scales * sums[row]).sum(1)
+            for row in range(len(inputs))
+        ]
+        return as_rows(outputs, states, self.rows, self.bias)
 
     def make(self) -> None:
         """Put the weights in order."""
@@ -156,35 +237,6 @@ class OrderedLinear(nn.Module):
         }
         for name, tensor in copies.items():
             self.register_buffer(name, tensor.contiguous(), persistent=False)
-
-    def _few_rows(self, states, rows: Rows):
-        """[..., I] that are few rows -> [..., O]; summed in float32."""
-        numbers, zeros, scales = self.ordered_numbers.to(torch.int32), self.ordered_zeros, self.ordered_scales
-        lower, both = (numbers & 15).float(), numbers.float()
-        inputs = rows_of(states, rows).unflatten(1, (-1, 2, self.group_size // 2))  # [R, I / G, 2, G / 2]
-        # lower * first + upper * second, without a shift: a byte is lower + 16 * upper.
-        of_both = computed_once(inputs[:, :, 1] / 16)
-        of_lower = computed_once(inputs[:, :, 0] - inputs[:, :, 1] / 16)
-        sums = computed_once(inputs.sum((2, 3)))  # a zero point takes the same away from all inputs of a group
-        outputs = [
-            ((lower * of_lower[row] + both * of_both[row]) * scales[..., None]).sum((1, 2))
-            - (zeros.float() * scales * sums[row]).sum(1)
-            for row in range(len(inputs))
-        ]
-        return as_rows(outputs, states, rows, self.bias)
-
-    def _many_rows(self, states):
-        """[..., I] -> [..., O], by a weight that is written out."""
-        both, zeros = self.ordered_numbers.float(), self.ordered_zeros.float()[..., None]
-        upper = (both / 16).floor()  # a shift takes the compiler's loop six times as long
-        scales, parts = self.ordered_scales[..., None], (both - 16 * upper, upper)
-        weight = torch.stack([((numbers - zeros) * scales).to(states.dtype) for numbers in parts], 2)
-        return F.linear(states, weight.reshape(self.out_features, -1), self.bias)
-
-
-def can_be_in_order(layer) -> bool:
-    """Whether the groups of a 4-bit layer have two halves."""
-    return layer.group_size % 2 == 0
 
 
 class RoundedHead(nn.Module):

@@ -15,18 +15,25 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..model.latent_attention import LatentAttention
 from ..model.stack import Stack
 from ..watched import is_plain_linear, is_transformed
-from .attention import layers_read_as_weights
 from .choices import PACKED, is_enabled, is_exported, is_faster
 from .linear import by_onednn
-from .linear import packed as packed_numbers
 
 # Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
+# The number of rows that a layout of oneDNN's is for. In float32 the one for a single row is slower than this one, with
+# any number.
+_ROWS = {torch.bfloat16: 1, torch.float32: 16}
 _REFUSED = "a packed weight cannot be written to: call prepare_for_training() first, which makes it plain."
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _GIVES_ARRAY: set = {torch.Tensor.numpy, torch.Tensor.__array__}
+
+
+def in_layout(weight):
+    """A matrix [O, I], bfloat16 or float32, in oneDNN's own layout; `to_dense` gives it back bit for bit."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS[weight.dtype])
 
 
 class PackedWeight(torch.Tensor):
@@ -86,8 +93,8 @@ class PackedWeight(torch.Tensor):
         if func is torch.ops.prim.device.default:
             return torch.device("cpu")
         aliases = {argument.name: argument.alias_info for argument in func._schema.arguments}
-        given = {**dict(zip(aliases, args, strict=False)), **(kwargs or {})}
-        own = [name for name, value in given.items() if any(isinstance(each, cls) for each in tree_leaves(value))]
+        arguments = {**dict(zip(aliases, args, strict=False)), **(kwargs or {})}
+        own = [name for name, value in arguments.items() if any(isinstance(each, cls) for each in tree_leaves(value))]
         if any(aliases[name] is not None and aliases[name].is_write for name in own):
             raise RuntimeError(_REFUSED)
         args, kwargs = tree_map(lambda value: value.plain() if isinstance(value, cls) else value, (args, kwargs or {}))
@@ -131,7 +138,7 @@ def pack(parameter: nn.Parameter) -> bool:
 
     A weak reference to it, or a graph that is to take its gradient, would see another tensor.
     """
-    packed = PackedWeight(packed_numbers(parameter), parameter).requires_grad_(parameter.requires_grad)
+    packed = PackedWeight(in_layout(parameter), parameter).requires_grad_(parameter.requires_grad)
     packed._is_param = True  # by which PyTorch knows a parameter of another class
     try:
         torch.utils.swap_tensors(parameter, packed)
@@ -221,7 +228,8 @@ def pack_weights(model) -> int:
     shared = [owners for owners in owners_of_weights(model) if are_packable(owners)]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
     shared = [owners for owners in shared if owners[0].weight.dtype is model.dtype]
-    plain = layers_read_as_weights(model)
+    latent = [module for module in model.modules() if isinstance(module, LatentAttention)]
+    plain = {layer for part in latent for layer in (part.k_proj, part.v_proj)}  # read as matrices
     shared = [owners for owners in shared if not plain.intersection(owners)]
     shared = [owners for owners in shared if owners[0].weight.numel() >= _LEAST_WEIGHTS[model.dtype]]
     packed = [owners for owners in shared if pack(owners[0].weight)]

@@ -23,18 +23,10 @@ from .attention import (
 )
 from .choices import is_enabled
 from .decoding import Decoding
-from .delta_kernels import apply_rule
 from .linear import QuickLinear, can_be_quick
-from .low_bits import PreparedQuantizedLinear, can_be_in_order, check_head
+from .low_bits import PreparedQuantizedLinear, check_head
 from .packed import pack_weights, unpack_weights
-from .runtime import (
-    AcceleratorRuntime,
-    CapturingRuntime,
-    LoadedRuntime,
-    PreparedRuntime,
-    TrainingRuntime,
-    WritingRuntime,
-)
+from .runtime import AcceleratorRuntime, LoadedRuntime, PreparedRuntime, TrainingRuntime, check_class
 
 # Each plain class and its replacement of the same parameters in a prepared model, on a GPU that has the kernel, and in
 # one prepared for training.
@@ -120,7 +112,7 @@ def prepare_for_inference(
     _give_runtime(model, PreparedRuntime)
     if writes and not hasattr(model.config, OF_HYBRID):  # layers with both keys and a state
         steps = step.CompiledSteps(model, head_bits) if compile else None
-        model.runtime = WritingRuntime(Decoding(model, "cpu", steps))
+        model.runtime = PreparedRuntime(Decoding(model, "cpu", steps))
     if is_enabled():
         _put_in(model, _PREPARED)
     return model
@@ -163,7 +155,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if accelerator.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime = CapturingRuntime(Decoding(model, accelerator.DEVICE, by_graphs=True))
+        model.runtime = AcceleratorRuntime(Decoding(model, accelerator.DEVICE, by_graphs=True))
 
 
 def _make_plain(model) -> None:
@@ -171,22 +163,6 @@ def _make_plain(model) -> None:
     _forget_compiled(model)
     _take_out(model)
     unpack_weights(model)
-
-
-def check_class(model) -> None:
-    """Refuse what is not a model of this package.
-
-    Raises:
-        TypeError: the model comes from another library, or from the code in a repo.
-    """
-    if isinstance(model, BlockformerPreTrainedModel):
-        return
-    if str(getattr(getattr(model, "config", None), "model_type", "")).startswith("blockformer_"):
-        raise TypeError(
-            f"this {type(model).__name__} runs the code of its own repo, which has no fast paths: import blockformer "
-            "before you load the model, and load it without trust_remote_code=True."
-        )
-    raise TypeError(f"{type(model).__name__} is not a Blockformer model: convert it, or load it with blockformer.")
 
 
 def _check_compiles(model) -> None:
@@ -207,7 +183,8 @@ def _check_compiles(model) -> None:
             f"compile=True is for the CPU and CUDA; the model is on '{model.device}': prepare it without compile=True. "
             "generate(..., cache_implementation='static') has transformers compile a step on other devices."
         )
-    if not all(can_be_in_order(module) for module in model.modules() if isinstance(module, QuantizedLinear)):
+    groups = [module.group_size for module in model.modules() if isinstance(module, QuantizedLinear)]
+    if any(size % 2 for size in groups):  # a byte holds an input of either half of a group
         raise ValueError(
             f"compile=True needs 4-bit weights in groups of an even number of inputs; linear_group_size is "
             f"{model.config.linear_group_size}: prepare the model without it."
@@ -246,7 +223,7 @@ def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
 def _forget_compiled(model) -> None:
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
-            if isinstance(module.runtime, CapturingRuntime):
+            if isinstance(module.runtime, PreparedRuntime) and module.runtime.decoding is not None:
                 module.runtime.decoding.undo()
             module.runtime = module.usual_runtime()
 
@@ -274,5 +251,5 @@ def plug_in() -> None:
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
     PACKAGE["usual_runtime"] = lambda usual, model: LoadedRuntime()
     PACKAGE["prepare_for_inference"] = lambda usual, model, **options: prepare_for_inference(model, **options)
-    PACKAGE["apply_rule"] = apply_rule
+    PACKAGE["apply_rule"] = accelerator.apply_rule
     PACKAGE["prepare_for_training"] = lambda usual, model: prepare_for_training(model)

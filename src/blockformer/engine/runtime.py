@@ -1,9 +1,9 @@
 """The runtimes of this package's models: as loaded, prepared for training or inference, and with compiled parts."""
 
 import torch
-from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
+from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.runtime import Runtime
 from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
@@ -11,7 +11,6 @@ from ..watched import is_watched
 from . import accelerator
 from .attention import is_in_use
 from .choices import is_enabled, is_switched_on
-from .decoding import Decoding
 from .unpadding import (
     find_unpadding,
     is_recording,
@@ -24,26 +23,11 @@ logger = logging.get_logger(__name__)
 
 
 class LoadedRuntime(Runtime):
-    """Plain PyTorch. One token of a dynamic cache needs no mask, and a loss without logits is taken in chunks."""
-
-    def plan(self, stack, inputs):
-        return stack.plan(inputs, None if isinstance(inputs.attention_mask, dict) else self.masks(stack, inputs))
-
-    def masks(self, stack, inputs) -> dict | None:
-        """The mask of each layer type where the library is not needed: one token sees all that a dynamic cache holds.
-
-        None leaves the masks to the library. `inputs` are a `layer.StackInputs`.
-        """
-        own = getattr(inputs.past_key_values, "self_attention_cache", inputs.past_key_values)
-        is_step = inputs.attention_mask is None and inputs.hidden_states.shape[1] == 1 and type(own) is DynamicCache
-        if not is_step or stack.config._attn_implementation != "sdpa" or not is_enabled():
-            return None
-        types = stack.config.layer_types
-        return None if "sliding_attention" in types else dict.fromkeys(types)
+    """Plain PyTorch; a loss without logits is taken in chunks."""
 
     def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing):
-        given = (head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
-        return loss_in_chunks(*given) if self.takes_in_chunks(return_logits) and is_switched_on() else None
+        arguments = (head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
+        return loss_in_chunks(*arguments) if self.takes_in_chunks(return_logits) and is_switched_on() else None
 
     def takes_in_chunks(self, return_logits: bool | None) -> bool:
         """Whether a loss may be taken in chunks, by what the caller says about logits: here where none are wanted."""
@@ -56,7 +40,8 @@ class TrainingRuntime(LoadedRuntime):
     A large loss is taken in chunks, and on the CPU padding is skipped, where that pays and nobody watches.
 
     Attributes:
-        least_saving: padding times the squared width from which skipping it pays.
+        least_saving: padding times the squared width from which skipping it pays: docs/measurements.md, "Skipped
+            padding in training".
         takes_gradients: whether it is skipped where something learns.
     """
 
@@ -76,17 +61,19 @@ class TrainingRuntime(LoadedRuntime):
         """
         return find_unpadding(stack.config, inputs.attention_mask, inputs.given_positions, self.least_saving)
 
+    def masks(self, stack, inputs) -> dict | None:
+        """The mask of each layer type for these `layer.StackInputs`; None leaves them to the library."""
+
     def takes_prompts(self, cache) -> bool:
         """Whether prompts without padding fill this cache (None: a fresh one) with it."""
         return False
 
     def may_unpad(self, stack, inputs) -> bool:
         """Whether neither the caller, nor a cache, nor a gradient needs the padding."""
-        needs = (inputs.use_cache or inputs.past_key_values is not None) and not self.takes_prompts(
-            inputs.past_key_values
-        )
-        asked = inputs.source[0] is not None or inputs.head_masks[0] is not None or inputs.reads_padding
-        if needs or asked or is_recording(stack.config, inputs.named):
+        has_cache = inputs.use_cache or inputs.past_key_values is not None
+        needs_padding = has_cache and not self.takes_prompts(inputs.past_key_values)
+        needs_padding |= inputs.source[0] is not None or inputs.head_masks[0] is not None or inputs.reads_padding
+        if needs_padding or is_recording(stack.config, inputs.named):
             return False
         if isinstance(inputs.attention_mask, dict) or not is_in_use(stack.config) or not is_enabled():
             return False
@@ -99,13 +86,13 @@ class TrainingRuntime(LoadedRuntime):
         """As `stack.plan`, with an `Unpadding` where masks would be if padding is skipped: where nobody watches."""
         says_nothing = inputs.attention_mask is None and inputs.given_positions is None
         if says_nothing or not self.may_unpad(stack, inputs):
-            return super().plan(stack, inputs)
+            return stack.plan(inputs, self.masks(stack, inputs))
         unpadding = self.unpadding(stack, inputs)
         if unpadding is not None and inputs.attention_mask is not None and unpadding.indices is None:
             return self.plan(stack, inputs._replace(attention_mask=None, given_positions=None))  # every token is real
         # Last, since it takes as long as half a layer, and full batches go without it.
         if unpadding is None or not knows_unpadding(stack) or is_watched(stack):
-            return super().plan(stack, inputs)
+            return stack.plan(inputs, self.masks(stack, inputs))
         return plan_without_padding(stack, inputs, unpadding)
 
     def layers(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named):
@@ -120,9 +107,24 @@ class TrainingRuntime(LoadedRuntime):
 
 
 class PreparedRuntime(TrainingRuntime):
-    """A model that is prepared for inference, or a stack of it: padding is skipped, except where a cache is filled."""
+    """A model that is prepared for inference, or a stack of it: padding is skipped, except where a cache is filled.
+
+    Attributes:
+        decoding: the `Decoding` of a model that writes, or None for the library's loop.
+    """
 
     takes_gradients = False
+
+    def __init__(self, decoding=None):
+        self.decoding = decoding
+
+    def cache(self, fresh):
+        """The same one, with a mark if our loop may get it: `generate` has made it, and nobody sees it before."""
+        fresh.is_of_generate = self.decoding is not None
+        return fresh
+
+    def write(self, model, input_ids, arguments, named):
+        return None if self.decoding is None else self.decoding.write(model, input_ids, arguments, named)
 
     def plan(self, stack, inputs):
         if stack.training and not any(each.requires_grad for each in stack.parameters()):
@@ -143,8 +145,8 @@ class AcceleratorRuntime(PreparedRuntime):
         return super().unpadding(stack, inputs) if unpadding is None else unpadding
 
     def masks(self, stack, inputs):
-        masks = super().masks(stack, inputs)
-        return accelerator.block_masks(stack, inputs) if masks is None and is_in_use(stack.config) else masks
+        is_plain = not isinstance(inputs.attention_mask, dict) and is_in_use(stack.config)
+        return accelerator.block_masks(stack, inputs) if is_plain else None
 
     def takes_prompts(self, cache):
         return accelerator.is_empty(cache)
@@ -157,24 +159,17 @@ class AcceleratorRuntime(PreparedRuntime):
         return super().run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
 
 
-class _Writes:
-    """Mixed into the runtime of a model that writes by a loop of ours."""
+def check_class(model) -> None:
+    """Refuse what is not a model of this package.
 
-    def __init__(self, decoding: Decoding):
-        self.decoding = decoding
-
-    def cache(self, fresh):
-        """The same one, with a mark: `generate` has made it, and nobody sees it before or after."""
-        fresh.is_of_generate = True
-        return fresh
-
-    def write(self, model, input_ids, arguments, named):
-        return self.decoding.write(model, input_ids, arguments, named)
-
-
-class WritingRuntime(_Writes, PreparedRuntime):
-    """A model on a CPU that writes."""
-
-
-class CapturingRuntime(_Writes, AcceleratorRuntime):
-    """A model on a GPU that writes by captured steps."""
+    Raises:
+        TypeError: the model comes from another library, or from the code in a repo.
+    """
+    if isinstance(model, BlockformerPreTrainedModel):
+        return
+    if str(getattr(getattr(model, "config", None), "model_type", "")).startswith("blockformer_"):
+        raise TypeError(
+            f"this {type(model).__name__} runs the code of its own repo, which has no fast paths: import blockformer "
+            "before you load the model, and load it without trust_remote_code=True."
+        )
+    raise TypeError(f"{type(model).__name__} is not a Blockformer model: convert it, or load it with blockformer.")

@@ -3,17 +3,23 @@
 The host of a GPU never waits for a token. It launches the next one, and reads some tokens late whether all rows have
 ended; what was written after the end is cut off.
 
-B rows, S tokens so far, V vocabulary.
+B rows, S tokens so far, R room of the buffers, V vocabulary.
 """
 
 from collections import deque
 
 import torch
-
-from .forbidden import only_forbid, without_forbidden
+from transformers.generation import (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+)
 
 MOST_LATE = 8
-"""Tokens that are launched after the last one of a text, at most."""
+"""Tokens that are launched after the last one of a text, at most; by hand."""
 _BETWEEN = MOST_LATE // 2  # tokens from one question whether the text has ended to the next; an answer is read one late
 
 
@@ -44,7 +50,7 @@ class Sampling:
             if self._is_over(length - start):
                 break
         while self._unread:
-            self._is_told(self._unread.popleft())
+            self._had_ended(self._unread.popleft())
         count = int(steps.count)
         if call.streamer is not None:
             call.streamer.end()
@@ -83,12 +89,12 @@ class Sampling:
             self._unread.append(_Late(steps.unfinished.any(), tokens))
         is_over = False
         while len(self._unread) > (0 if call.own_criteria or not call.is_late else 1) and not is_over:
-            is_over = self._is_told(self._unread.popleft())
+            is_over = self._had_ended(self._unread.popleft())
         if is_over:
             self._unread.clear()  # what came after the end
         return is_over
 
-    def _is_told(self, late: "_Late") -> bool:
+    def _had_ended(self, late: "_Late") -> bool:
         """Wait for what was to be read: a streamer gets its tokens. Whether all rows had ended then."""
         late.wait()
         if late.tokens is not None:
@@ -117,3 +123,64 @@ def _get_random(device):
 
 def _set_random(device, state) -> None:
     torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
+
+
+def only_forbid(processors, length: int) -> bool:
+    """Whether processors do nothing after `length` tokens but forbid tokens: logits then serve as log-probabilities."""
+    return all(
+        type(each) in _FORBIDDING
+        or (type(each) is ForcedBOSTokenLogitsProcessor and length != 1)
+        or (type(each) is ForcedEOSTokenLogitsProcessor and length != each.max_length - 1)
+        for each in processors
+    )
+
+
+def without_forbidden(logits, text, processors):
+    """Logits [R, V], of which the forbidden ones become -inf in place, after texts [R, S]."""
+    for each in processors:
+        forbid = _FORBIDDING.get(type(each))
+        logits = logits if forbid is None else forbid(each, logits, text)
+    return logits
+
+
+def _before_min_length(processor, logits, text):
+    if text.shape[1] < processor.min_length:
+        logits[:, processor.eos_token_id] = -torch.inf
+    return logits
+
+
+def _before_min_new_tokens(processor, logits, text):
+    if text.shape[1] - processor.prompt_length_to_skip < processor.min_new_tokens:
+        logits[:, processor.eos_token_id] = -torch.inf
+    return logits
+
+
+def _bad_words(processor, logits, text):
+    if any(len(word) > 1 for word in processor.sequence_bias):
+        return processor(text, logits)
+    logits[:, [word[0] for word in processor.sequence_bias]] = -torch.inf
+    return logits
+
+
+_FORBIDDING = {
+    MinLengthLogitsProcessor: _before_min_length,
+    MinNewTokensLengthLogitsProcessor: _before_min_new_tokens,
+    NoBadWordsLogitsProcessor: _bad_words,
+    NoRepeatNGramLogitsProcessor: lambda processor, logits, text: processor(text, logits),
+}
+"""Processors for which logits are as good as log-probabilities, and how they are applied."""
+
+
+def choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
+    """Greedy choice from logits [B, 1, V], written into `output` [B, R]; a row that has ended gets padding."""
+    token = logits[:, -1].float().argmax(-1)
+    token = torch.where(unfinished, token, pad)
+    count.add_(unfinished.any())
+    unfinished.logical_and_(~is_end[token])
+    state_ids.copy_(token[:, None])
+    output.index_copy_(1, slot + 1, token[:, None])
+
+
+def log_sums(logits):
+    """What `log_softmax` subtracts from logits [B, V], float32 [B, 1]."""
+    return logits.float().logsumexp(-1, keepdim=True)

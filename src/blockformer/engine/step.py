@@ -6,6 +6,7 @@ n beams of a source, V vocabulary.
 import functools
 import threading
 
+import torch
 from transformers.utils import logging
 
 from ..model.awq_linear import QuantizedLinear
@@ -15,17 +16,13 @@ from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditi
 from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
 from ..watched import unknown_code
-from .compiler import has_compiler, is_of_compiler, progress
-from .copies import Following
-from .fallbacks import OtherLoop
+from .choices import OtherLoop
+from .compiler import has_compiler
 from .few_rows import MOST_ROWS, Rows
-from .low_bits import OrderedLinear, RoundedHead
-from .step_functions import StepFunctions
-from .step_layers import StepLayers
+from .low_bits import Following, OrderedLinear, RoundedHead
+from .step_functions import NO_CODE, StepFunctions, StepLayers
 
 logger = logging.get_logger(__name__)
-
-_NO_CODE = "code for such a batch could not be compiled"
 
 
 class CompiledSteps:
@@ -73,6 +70,11 @@ class CompiledSteps:
         """Of weights in another layout, held in addition to the plain ones."""
         return self._ordered.nbytes + self._rounded.nbytes
 
+    def kinds(self) -> list[tuple[str, int]] | None:
+        """The kinds of batches, see `explain`, that there is code for; None before the first one."""
+        ready = [kind for kind, each in self._functions.items() if each is not None and not each.has_failed]
+        return ready if self._functions else None
+
     def functions_for(self, sources: int, beams: int) -> StepFunctions:
         """The compiled parts for a batch of one source or several, with so many beams each.
 
@@ -82,59 +84,37 @@ class CompiledSteps:
         config, rows = self._stack.config, sources * beams
         if getattr(config, "num_experts", None) and rows > 1:  # rows that share an expert multiply by it together
             raise OtherLoop("a model with experts has more than one row to write")
-        if getattr(config, "linear_bits", None) and rows > MOST_ROWS:
-            raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write")
+        is_low = bool(getattr(config, "linear_bits", None))
+        if is_low and (rows > MOST_ROWS or self._model.dtype is torch.float64):
+            raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write, or is in float64")
         if self._unknown_code is not None:
             raise OtherLoop(f"the model contains code of another package: {self._unknown_code}")
-        kind = ("one" if sources == 1 else "few" if beams == 1 and rows <= MOST_ROWS else "many", beams)
+        is_few = rows <= MOST_ROWS and (beams == 1 or is_low)  # 4-bit weights have no other matmul than loops
+        kind = ("one" if sources == 1 else "few" if is_few else "many", beams)
         if not self._has(kind):
             with self._lock:
-                if not self._has(kind):  # a thread that waits for it may find them made
-                    self._functions[kind] = self._made(*kind)
+                if not self._has(kind):  # a thread that waits for it may find them here
+                    self._functions[kind] = self._new_functions(*kind)
         functions = self._functions[kind]
-        if functions is None:
-            raise OtherLoop(_NO_CODE)
+        if functions is None or functions.has_failed:
+            raise OtherLoop(NO_CODE)
         return functions
 
     def _has(self, kind: tuple) -> bool:
         functions = self._functions.get(kind)
         return kind in self._functions and (functions is None or functions.dtype is self._model.dtype)
 
-    def _made(self, sources: str, beams: int) -> StepFunctions | None:
+    def _new_functions(self, sources: str, beams: int) -> StepFunctions | None:
         if not has_compiler():
             fix = "install g++ or clang++, or set CXX"
-            logger.warning_once(f"no C++ compiler was found, so the model runs uncompiled: {fix}.")
+            logger.warning_once(f"there is no C++ compiler, so the model runs uncompiled: {fix}.")
             return None
-        loops = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True), "many": None}
-        rows = loops[sources]
+        rows = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True)}.get(sources)
         in_place = {layer: copy for copy in self._ordered.copies for layer in copy.layers}
         if rows is not None:
             in_place |= {layer: copy for copy in self._rounded.copies for layer in copy.layers}
         copied = StepLayers(rows, self._model.dtype, in_place)
         return StepFunctions(self._model, beams, copied=copied, device="cpu")
-
-    def computed(self, functions: StepFunctions, *arguments):
-        """The logits of these functions, see `StepFunctions.logits`; the first call waits for the compiler.
-
-        Raises:
-            OtherLoop: the compiler failed. Nothing has changed but what the new token's slots hold.
-        """
-        if not functions.is_ready:
-            with self._lock, progress():
-                if not functions.is_ready:  # a thread that waits for it may find them compiled
-                    self._compile(functions, *arguments)
-        return functions.logits(*arguments)
-
-    def _compile(self, functions: StepFunctions, *arguments) -> None:
-        try:
-            functions.compile(*arguments)
-        except Exception as error:
-            if not is_of_compiler(error):
-                raise
-            reason = " ".join(str(error).split())[:300]
-            logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
-            self._functions = {key: None if each is functions else each for key, each in self._functions.items()}
-            raise OtherLoop(_NO_CODE) from error
 
 
 def uncompiled_field(config) -> str | None:

@@ -1,24 +1,125 @@
 """A step as functions of tensors, compiled: its first part, the layers and the last part.
 
+The layers are copies of the same parameters, in which matmuls of few rows are loops.
+
 B rows, n beams of a source, S tokens with the new one, R room of a cache, E source length, K key/value heads, D head
-size, V vocabulary.
+size, V vocabulary; I inputs and O outputs of a linear layer, N tokens, k experts of a token, E experts.
 """
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from transformers.utils import logging
 
+from ..model.attention import Attention
+from ..model.experts import Experts
 from ..model.positions import rotations_of
-from .compiler import compiled
-from .step_layers import twin
+from .attention import PreparedAttention, StepAttention
+from .choices import ONEDNN, OtherLoop, is_faster
+from .compiler import compiled, is_of_compiler, progress
+from .few_rows import BLOCK, Rows, as_rows, computed_once, rows_of
+from .linear import QuickLinear, by_onednn_in_a_graph
+from .sampling import choose, log_sums
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
 
+logger = logging.get_logger(__name__)
+NO_CODE = "code for such a batch could not be compiled"
+_COMPILING = threading.Lock()
 # Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function. By
 # hand: more in one function take longer to compile, in proportion.
 _SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
+
+
+class StepLinear(nn.Linear):
+    """A linear layer for as many rows as a step has: states [..., I] -> [..., O], summed in float32.
+
+    Attributes:
+        rows: the number that its loop is for; None if it uses `matmul`, for any number.
+        matmul: a library's, of states, weight and bias.
+    """
+
+    rows: Rows | None = None
+    matmul: Callable = staticmethod(F.linear)
+
+    def forward(self, states):
+        """As `F.linear`."""
+        if self.rows is None:
+            return self.matmul(states, self.weight, self.bias)
+        weight = self.weight.float()
+        return as_rows([(weight * row).sum(-1) for row in rows_of(states, self.rows)], states, self.rows, self.bias)
+
+
+class StepExperts(Experts):
+    """`Experts` of which a token reads only the weights that it passes through."""
+
+    def forward(self, tokens, experts, weights):
+        """Tokens [N, C] by the experts int64 [N, k], each with its weight [N, k]."""
+        inner = self._apply_gate(_products(tokens[:, None], self.first_proj, self.gate_up_proj_bias, experts))
+        output = _products(inner, self.down_proj, self.down_proj_bias, experts)
+        return (output * weights[..., None]).sum(1).to(tokens.dtype)
+
+
+def _products(states, matrices, biases, experts) -> torch.Tensor:
+    """States [N, 1 or k, I] of N tokens times the matrices [E, O, I] of experts int64 [N, k] -> float32 [N, k, O]."""
+    # As a loop whose index is looked up the compiler copies no matrix.
+    products = (matrices[experts].float() * computed_once(states)[:, :, None]).sum(-1)
+    return products if biases is None else products + biases[experts].float()
+
+
+_CLASSES = {
+    nn.Linear: StepLinear,
+    QuickLinear: StepLinear,
+    Experts: StepExperts,
+    Attention: StepAttention,
+    PreparedAttention: StepAttention,
+}
+
+
+class StepLayers:
+    """Makes a CPU's step layers from a model's layers.
+
+    Args:
+        rows: of a step; None: any number.
+        dtype: of the model.
+        in_place: layers and their replacements, which hold 4-bit weights in another order or a rounded head.
+    """
+
+    def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
+        self.in_place = in_place
+        self.matmul: Callable = by_onednn_in_a_graph if is_faster(ONEDNN, dtype) else F.linear
+        self.rows = None if dtype is torch.float64 else rows
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        """A module with the same parameters and parts, or a copy of its replacement."""
+        own: Any = copy.copy(self.in_place.get(module, module))
+        own.__class__ = _CLASSES.get(type(own), type(own))
+        if isinstance(own, StepLinear):
+            own.matmul = self.matmul
+        if isinstance(own, StepLinear) or module in self.in_place:
+            own.rows = self.rows
+        return own
+
+
+def twin(module: nn.Module, copied: Callable = copy.copy) -> nn.Module:
+    """A module of the same parameters and of copies of its parts, whose index among the layers is 0.
+
+    Code that is compiled for one layer then serves all that are alike.
+
+    Args:
+        copied: makes the copy of each part, or of what takes its place.
+    """
+    own = copied(module)
+    parts = {name: None if part is None else twin(part, copied) for name, part in own._modules.items()}
+    vars(own)["_modules"] = parts
+    if "layer_idx" in vars(own):
+        vars(own)["layer_idx"] = 0
+    return own
 
 
 class StepFunctions:
@@ -29,21 +130,24 @@ class StepFunctions:
         cut: of each layer how many tokens of its buffers are enough, or None: all; empty if no layer has a window.
         dtype: of the model.
         is_ready: whether they have computed before, so that they need not be compiled.
+        has_failed: whether the compiler could not compile them.
+        can_be_captured: whether a GPU can run them as a graph.
 
     Args:
         model: a decoder with a language model head, or an encoder-decoder.
         beams: rows of a source.
         written: see `LayersPart`.
-        in_place, copied: see `twin`.
+        copied: see `twin`.
         device: whose code it is; None: uncompiled.
     """
+
+    can_be_captured = True
 
     def __init__(
         self,
         model,
         beams: int = 1,
         written: int = WRITTEN,
-        in_place: Mapping[nn.Module, nn.Module] | None = None,
         copied: Callable = copy.copy,
         device: str | None = None,
     ):
@@ -53,26 +157,67 @@ class StepFunctions:
         slot = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
         rotating = sorted(rotations_of(stack.rotary_emb, config, states, slot))
         groups = _groups_of(stack.layers, _SMALL_LAYERS if device == "cpu" else 1)
-        layers = [[twin(layer, in_place or {}, copied) for layer in group] for group in groups]
+        layers = [[twin(layer, copied) for layer in group] for group in groups]
         self._layers = [LayersPart(group, config, rotating, beams, written) for group in layers]
-        first, last = (twin(part, in_place or {}, copied) for part in (FirstPart(stack), LastPart(model, stack)))
+        first, last = (twin(part, copied) for part in (FirstPart(stack), LastPart(model, stack)))
         self._first, self._last = first, last
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
         self._keeps_state = [keeps_state(layer) for layer in stack.layers]
-        self.is_ready, self.dtype = False, model.dtype
+        self.is_ready, self.has_failed = device != "cpu", False
+        self.beams, self.dtype, self.choose = beams, model.dtype, choose
         self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
         cut = [self.windows[layer.layer_type] for layer in stack.layers]
         self.cut = cut if any(cut) else []
 
-        def made(function):
+        def for_device(function):
             return function if device is None else compiled(function, device)
 
-        alike = {_structure(group): made(_run) for group in groups}
+        alike = {_structure(group): for_device(_run) for group in groups}
         self._run_layers = [alike[_structure(group)] for group in groups]
-        self._run_first, self._run_last = made(_run), made(_run)
-        self._log_sums = made(log_sums) if device == "cpu" else log_sums
+        self._run_first, self._run_last = for_device(_run), for_device(_run)
+        self._log_sums = for_device(log_sums) if device == "cpu" else log_sums
 
-    def logits(self, input_ids, positions, seen: dict, buffers: list, source_mask=None, sources=()):
+    def slots_for(self, length: int) -> int:
+        """How many slots a step of so many tokens sees on a CPU: whole blocks, and at least two of them.
+
+        The compiler makes other code for a single one.
+        """
+        return max(2 * BLOCK, -(-length // BLOCK) * BLOCK)
+
+    def logits(self, steps, seen: int):
+        """The logits [B, 1, V] of the new tokens in `Steps`, which see so many slots, a multiple of `BLOCK`.
+
+        On a CPU the first call waits for the compiler.
+
+        Raises:
+            OtherLoop: the compiler failed. Nothing has changed but what the new token's slots hold.
+        """
+        buffers = steps.buffers
+        seen_by = {kind: self._seen(steps, seen, window) for kind, window in self.windows.items()}
+        if self.cut:
+            starts = [self._start(seen, window) for window in self.cut]
+            pairs = zip(buffers, starts, strict=True)
+            buffers = [[buffer[:, :, start:] for buffer in pair] if start else pair for pair, start in pairs]
+        arguments = (steps.ids, steps.positions, seen_by, buffers, steps.source_visible, steps.sources)
+        if not self.is_ready:
+            with _COMPILING, progress():
+                self._compile(*arguments)
+        return self.computed(*arguments)
+
+    def _seen(self, steps, seen: int, window: int | None):
+        """Which slots are seen, bool [B, S / BLOCK, BLOCK], and the new token's, of buffers that begin at `_start`."""
+        start = self._start(seen, window)
+        visible = steps.visible[:, start:seen]
+        if window is not None:
+            visible = visible & (steps.columns[start:seen] > steps.slot - window)
+        return visible.unflatten(1, (-1, BLOCK)), steps.slot - start if start else steps.slot
+
+    def _start(self, seen: int, window: int | None) -> int:
+        """Where buffers begin that are cut to a window, of which at least `WRITTEN` slots are seen."""
+        is_cut = window is not None and bool(self.cut)
+        return max(0, seen - BLOCK - window) // BLOCK * BLOCK if is_cut else 0
+
+    def computed(self, input_ids, positions, seen: dict, buffers: list, source_mask=None, sources=()):
         """The logits [B, 1, V] of new tokens, int64 [B, 1], at their positions, int64 [B, 1].
 
         Args:
@@ -105,12 +250,21 @@ class StepFunctions:
         _vary(states)
         return self._run_last(self._last, states)
 
-    def compile(self, input_ids, positions, seen: dict, buffers: list, *source) -> None:
+    def _compile(self, input_ids, positions, seen: dict, buffers: list, *source) -> None:
         """Compute logits once, for the compiler, and leave states as they are."""
+        if self.is_ready:  # another thread has compiled them meanwhile
+            return
         pairs = zip(buffers, self._keeps_state, strict=True)
-        self.logits(
-            input_ids, positions, seen, [[*map(torch.clone, pair)] if keeps else pair for pair, keeps in pairs], *source
-        )
+        buffers = [[*map(torch.clone, pair)] if keeps else pair for pair, keeps in pairs]
+        try:
+            self.computed(input_ids, positions, seen, buffers, *source)
+        except Exception as error:
+            if not is_of_compiler(error):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
+            self.has_failed = True
+            raise OtherLoop(NO_CODE) from error
         self.is_ready = True
 
     def log_sums(self, logits):
@@ -121,11 +275,6 @@ class StepFunctions:
 
 def _run(part, *arguments):
     return part.forward(*arguments)
-
-
-def log_sums(logits):
-    """What `log_softmax` subtracts from logits [B, V], float32 [B, 1]."""
-    return logits.float().logsumexp(-1, keepdim=True)
 
 
 def _structure(group: list) -> str:

@@ -1,16 +1,19 @@
-"""Matrix products that read the same states, as one: queries, keys and values; gate and up; what a state is made from.
-
-The plain weights become views of the joined matrix. So nothing is held twice, a state dict stays as it is, and what
-writes to a plain weight writes to the joined one.
+"""A step on a GPU: functions that it captures, with joined matmuls.
 
 I inputs and O outputs of a linear layer.
 """
+
+import copy
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..watched import is_bare
+from ..watched import is_bare, unknown_code
+from .choices import OtherLoop
+from .compiler import compiled
+from .sampling import choose
+from .step_functions import StepFunctions
 
 # Names of sibling layers with the same input.
 _GROUPS = (
@@ -21,8 +24,54 @@ _GROUPS = (
 )
 
 
+class GPUStep(StepFunctions):
+    """A step for a GPU, which captures it. A graph reads whole buffers, and a row for each beam.
+
+    Args:
+        model: a decoder with a language model head, or an encoder-decoder.
+        is_compiled: whether the parts are compiled; a CPU runs them as they are.
+    """
+
+    def __init__(self, model, is_compiled: bool):
+        if (unknown := unknown_code(model)) is not None:
+            raise OtherLoop(f"the model contains code of another package: {unknown}")
+        stack = model.get_decoder()
+        if stack.passes > 1:
+            raise OtherLoop("layers share their weights")
+        self._joined = join(stack.layers)
+        in_place: dict[nn.Module, nn.Module] = {
+            layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
+        }
+
+        def copied(module: nn.Module) -> nn.Module:
+            return copy.copy(in_place.get(module, module))
+
+        device = "cuda" if is_compiled else None
+        super().__init__(model, written=1, copied=copied, device=device)
+        self.choose = choose if device is None else compiled(choose, device)
+        self._model, self.cut = model, []
+        self._captured_at = self._addresses()
+
+    def are_current(self) -> bool:
+        """Whether every weight still lies where the graphs read it."""
+        return self._captured_at == self._addresses()
+
+    def undo(self) -> None:
+        """Take the joined products apart."""
+        for product in self._joined:
+            product.undo()
+
+    def _addresses(self) -> list[tuple[int, int]]:
+        """Which tensors the weights are, and where; a quantized one, whose numbers are in other tensors, is at 0."""
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
+
+
 class JoinedProduct:
-    """Some linear layers as one matrix.
+    """Linear layers that read the same states as one matrix: queries, keys and values; gate and up.
+
+    The plain weights become views of the joined matrix. So nothing is held twice, a state dict stays as it is, and what
+    writes to a plain weight writes to the joined one.
 
     Args:
         layers: plain layers of as many inputs, each with a bias or none of them.
