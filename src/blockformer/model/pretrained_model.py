@@ -105,6 +105,14 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         low = (module for module in self.modules() if hasattr(module, "qweight") and not only_trainable)
         return number + sum(module.in_features * module.out_features for module in low)
 
+    def own_loss(self):
+        """The loss that a user has chosen by `loss_function` or `loss_type`; None where it is the usual one."""
+        chosen, kind = getattr(self, "_loss_function", None), getattr(self, "loss_type", None)
+        if chosen is None and kind is not None:
+            chosen = self.loss_function
+            chosen = None if kind in type(self).__name__ and chosen.__module__.startswith("transformers.") else chosen
+        return chosen
+
     def _init_weights(self, module):
         super()._init_weights(module)
         if self.config.initializer_range is None:
