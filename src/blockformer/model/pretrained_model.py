@@ -107,11 +107,10 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     def own_loss(self):
         """The loss that a user has chosen by `loss_function` or `loss_type`; None where it is the usual one."""
-        chosen, kind = getattr(self, "_loss_function", None), getattr(self, "loss_type", None)
-        if chosen is None and kind is not None:
-            chosen = self.loss_function
-            chosen = None if kind in type(self).__name__ and chosen.__module__.startswith("transformers.") else chosen
-        return chosen
+        kind, is_set = getattr(self, "loss_type", None), hasattr(self, "_loss_function")
+        has_usual_type = not is_set and (kind is None or kind in type(self).__name__)
+        is_usual = has_usual_type and (kind is None or self.loss_function.__module__.startswith("transformers."))
+        return None if is_usual else self.loss_function
 
     def _init_weights(self, module):
         super()._init_weights(module)
