@@ -433,6 +433,19 @@ def test_a_model_with_fewer_layers_saves_and_loads(tmp_path, preset, name, stack
         assert again(**inputs).logits.equal(a_model(**inputs).logits)
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+def test_a_head_whose_bias_peft_drops_is_refused():
+    """PEFT ties a saved copy of the embeddings to a linear layer that it makes without a bias."""
+    peft = pytest.importorskip("peft")
+    a_model, inputs = model_and_inputs("bert", "BlockformerEncoderForMaskedLM")
+    settings = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}
+    adapted = peft.get_peft_model(copy.deepcopy(a_model), peft.LoraConfig(**settings)).eval()
+    assert_close(adapted(**inputs).logits, a_model.eval()(**inputs).logits)
+    adapted = peft.get_peft_model(a_model, peft.LoraConfig(**settings, ensure_weight_tying=True))
+    with pytest.raises(ValueError, match="lm_head has lost its bias.*ensure_weight_tying"):
+        adapted(**inputs)
+
+
 def test_lora_gives_the_logits_of_transformers():
     peft = pytest.importorskip("peft")
     adapted = []

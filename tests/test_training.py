@@ -21,12 +21,15 @@ from pairs import (
 from torch.nn import functional
 from transformers import (
     DataCollatorForLanguageModeling,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
     Qwen3ForQuestionAnswering,
     Qwen3ForSequenceClassification,
     Qwen3ForTokenClassification,
     Trainer,
     TrainingArguments,
 )
+from transformers.loss.loss_utils import LOSS_MAPPING
 from transformers.trainer_pt_utils import LabelSmoother
 
 import blockformer
@@ -370,6 +373,79 @@ def test_heads_give_the_answers_and_the_loss_of_transformers(task):
     for name in ("logits", "start_logits", "end_logits"):
         if name in their_out:
             assert_close(out[name][real], their_out[name][real])
+
+
+def of_sequences(labels, pooled_logits, config, **others):
+    return functional.multi_margin_loss(pooled_logits, labels) + config.num_labels
+
+
+def of_tokens(logits, labels, config):
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.3) + config.num_labels
+
+
+def of_spans(start_logits, end_logits, start_positions, end_positions, **others):
+    return (start_logits * start_positions[:, None]).mean() + (end_logits * end_positions[:, None]).mean()
+
+
+def set_loss(a_model, function, way, monkeypatch):
+    if way == "attribute":
+        a_model.loss_function = function
+    elif way == "subclass":
+        a_model.__class__ = type("Mine", (type(a_model),), {"loss_function": staticmethod(function)})
+    else:
+        monkeypatch.setitem(LOSS_MAPPING, "Mine", function)
+        a_model.loss_type = "Mine"
+
+
+@pytest.mark.parametrize("way", ["attribute", "subclass", "type"])
+@pytest.mark.parametrize(
+    ("task", "function"), [("sequence", of_sequences), ("token", of_tokens), ("question", of_spans)]
+)
+def test_heads_call_a_loss_function_of_the_user_as_transformers_does(task, function, way, monkeypatch):
+    ours, theirs = head_pair(task, **({} if task == "question" else {"num_labels": 3}))
+    ids, mask = left_padded(4, 9)
+    given = {"attention_mask": mask, **labels_of(task, ids)}
+    usual = ours(ids, **given).loss
+    for a_model in (ours, theirs):
+        set_loss(a_model, function, way, monkeypatch)
+    loss = ours(ids, **given).loss
+    assert_close(loss, theirs(ids, **given).loss)
+    assert not torch.allclose(loss, usual)
+
+
+@pytest.mark.parametrize("way", ["subclass", "type"])
+def test_a_loss_function_may_come_from_a_subclass_or_a_loss_type(way, monkeypatch):
+    def unshifted(logits, labels, vocab_size, **others):
+        return functional.cross_entropy(logits.view(-1, vocab_size), labels.flatten()) / others["num_items_in_batch"]
+
+    models, ids = pair(**MILD), token_ids(2, 9)
+    for a_model in models:
+        set_loss(a_model, unshifted, way, monkeypatch)
+    loss, their_loss = (a_model(ids, labels=ids, num_items_in_batch=5).loss for a_model in models)
+    assert_close(loss, their_loss)
+
+
+def test_a_masked_language_model_calls_the_loss_function_of_the_user(tmp_path):
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    settings = {**sizes, "num_hidden_layers": 1, "initializer_range": 0.2, "pad_token_id": 0, "cls_token_id": 1}
+    theirs = ModernBertForMaskedLM(ModernBertConfig(**settings, sep_token_id=2, bos_token_id=1, eos_token_id=2)).eval()
+    theirs.save_pretrained(tmp_path)
+    ours, ids = blockformer.from_official(tmp_path), token_ids(2, 9)
+    for a_model in (ours, theirs):
+        a_model.loss_function = lambda logits, labels, vocab_size, **others: logits.square().mean() * vocab_size
+    assert_close(ours(ids, labels=ids).loss, theirs(ids, labels=ids).loss)
+
+
+@pytest.mark.parametrize("task", ["ForConditionalGeneration", "ForSequenceClassification", "ForQuestionAnswering"])
+def test_an_encoder_decoder_calls_the_loss_function_of_the_user(task):
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+    config = blockformer.preset("bart", **sizes, num_hidden_layers=1, decoder_layers=1, initializer_range=0.2)
+    a_model = getattr(blockformer, f"BlockformerEncoderDecoder{task}")(config).eval()
+    a_model.loss_function = lambda *args, **named: next(iter([*args, *named.values()])).square().mean()
+    ids, rows = token_ids(2, 9), torch.tensor([0, 1])
+    labels = {"ForConditionalGeneration": {"labels": ids}, "ForSequenceClassification": {"labels": rows}}
+    output = a_model(input_ids=ids, **labels.get(task, {"start_positions": rows, "end_positions": rows}))
+    assert_close(output.loss, output["start_logits" if "Question" in task else "logits"].square().mean())
 
 
 @pytest.mark.parametrize("task", HEADS)

@@ -1,10 +1,12 @@
 """The stack: positions and masks of a batch, what it captures, dropout after its norm, two stacks under one config."""
 
+import copy
+
 import pytest
 import torch
-from encoder_decoders import SMALL, VOCAB, target
+from encoder_decoders import SMALL, VOCAB, t5_pair, target
 from pairs import assert_close, assert_gradients_close, model, pair, token_ids
-from transformers import T5Config, T5Model
+from transformers import BertConfig, BertModel, T5Config, T5Model
 
 import blockformer
 from blockformer import (
@@ -179,3 +181,28 @@ def test_both_stacks_share_the_models_config():
     assert (len(output.encoder_attentions), len(output.decoder_attentions), len(output.cross_attentions)) == (2, 3, 3)
     with pytest.raises(ValueError, match="the vocabulary has 0 to 43"):
         model(torch.tensor([[49, 3]]), decoder_input_ids=torch.tensor([[44, 2]]))
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("name", ["bert", "t5"])
+@torch.no_grad()
+def test_a_layer_added_to_an_encoder_is_run_whatever_the_config_says(name, prepared, tmp_path):
+    if name == "t5":
+        ours, theirs = t5_pair(tmp_path)
+        stacks, given = (ours.get_encoder(), theirs.get_encoder()), {"decoder_input_ids": target(2, 4)}
+        names = ("layers", "block")
+    else:
+        settings = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2}
+        theirs = BertModel(BertConfig(vocab_size=VOCAB, **settings, initializer_range=0.3)).eval()
+        theirs.save_pretrained(tmp_path)
+        ours = blockformer.from_official(tmp_path)
+        stacks, given, names = (ours, theirs.encoder), {}, ("layers", "layer")
+    ids = token_ids(2, 9, vocab=VOCAB)
+    before = ours(input_ids=ids, **given)[0]
+    if prepared:
+        ours.prepare_for_inference()
+    for stack, layers in zip(stacks, names, strict=True):
+        getattr(stack, layers).append(copy.deepcopy(getattr(stack, layers)[1]))
+    after = ours(input_ids=ids, **given)[0]
+    assert_close(after, theirs(input_ids=ids, **given)[0])
+    assert not torch.allclose(before, after, atol=1e-2)

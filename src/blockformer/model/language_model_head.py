@@ -72,13 +72,19 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         logits = self.lm_head(self.before_head(hidden_states))
         return finished(logits, self.logits_bias, self.config.final_logit_softcapping)
 
-    def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
+    def logits_and_loss(self, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing, own=None):
         """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.
 
         Args:
             return_logits: False gives no logits where there is a loss.
             num_items_in_batch, label_smoothing: see `losses.token_cross_entropy`.
+            own: labels as the user's loss (`own_loss`) gets them, by name, or None for the usual loss.
         """
+        if own and labels is not None and (own_loss := self.own_loss()) is not None:
+            own = own | {"num_items_in_batch": num_items_in_batch}
+            logits = self.logits_of(hidden_states)
+            given = {name: value for name, value in own.items() if value is not None}
+            return logits, own_loss(logits=logits, vocab_size=logits.shape[-1], **given)
         given = (hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
         if (found := self.runtime.loss(self, *given)) is not None:
             return found

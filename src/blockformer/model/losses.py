@@ -74,9 +74,7 @@ def are_on_padding(labels, attention_mask) -> bool:
     mask = attention_mask[:, -labels.shape[-1] :]
     if mask.shape != labels.shape:
         return False
-    if not (is_readable(mask) and is_readable(labels)):
-        return True
-    return bool(((labels != IGNORED) & (mask == 0)).any())
+    return not (is_readable(mask) and is_readable(labels)) or bool(((labels != IGNORED) & (mask == 0)).any())
 
 
 def refuse_smoothing(label_smoothing: float, why: str) -> None:
@@ -102,12 +100,10 @@ def sequence_loss(logits, labels, config, num_items_in_batch=None, label_smoothi
 
 
 def span_loss(start_logits, end_logits, start_positions, end_positions):
-    """Mean of the cross-entropies of a span's first and last token; None without both positions.
+    """Mean of the cross-entropies of a span's first and last token.
 
     Logits [B, T], positions int [B]; a position outside the text is left out of the loss.
     """
-    if start_positions is None or end_positions is None:
-        return None
     losses = []
     for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
         positions = positions.view(-1).to(logits.device)

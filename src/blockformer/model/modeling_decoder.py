@@ -126,13 +126,9 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         targets = shifted(labels) if shift_labels is None and labels is not None else shift_labels
         inputs |= {"reads_padding": are_on_padding(targets, attention_mask), "return_dict": True}
         outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
-        own_loss = vars(self).get("_loss_function")  # from `model.loss_function = ...`; it shifts labels itself
-        given = (None if own_loss else targets, num_items_in_batch, return_logits, label_smoothing)
+        own = {"labels": labels, "shift_labels": shift_labels}
+        given = (targets, num_items_in_batch, return_logits, label_smoothing, own)
         logits, loss = self.logits_and_loss(kept(outputs.last_hidden_state, logits_to_keep), *given)
-        if own_loss and labels is not None:
-            others = {"num_items_in_batch": num_items_in_batch, "shift_labels": shift_labels}
-            others = {name: value for name, value in others.items() if value is not None}
-            loss = own_loss(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **others)
         if self.mtp is not None and self.training and loss is not None:
             counted = (targets, num_items_in_batch, label_smoothing)
             further = multi_token_loss(self, outputs.last_hidden_state, inputs, *counted, kwargs)

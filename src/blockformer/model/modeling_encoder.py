@@ -140,11 +140,14 @@ class MaskedTokens(LanguageModelHead, BlockformerEncoderPreTrainedModel):
 
     def fill_in(self, inputs, labels, num_items_in_batch, return_logits, label_smoothing, **kwargs):
         """The model's inputs by name, and labels int [B, T] or None -> its outputs, logits [B, T, V], loss or None."""
-        if are_on_padding(labels, inputs["attention_mask"]):
-            inputs = inputs | {"reads_padding": True}
+        if self.config.lm_head_bias is True and getattr(self.lm_head, "bias", True) is None:
+            what = "PEFT's ensure_weight_tying puts one without a bias in its place"
+            raise ValueError(f"lm_head has lost its bias: {what}; leave it out, or adapt other modules.")
+        inputs = inputs | {"reads_padding": are_on_padding(labels, inputs["attention_mask"])}
         outputs = self.model(**inputs, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
-        return outputs, *self.logits_and_loss(states, labels, num_items_in_batch, return_logits, label_smoothing)
+        given = (labels, num_items_in_batch, return_logits, label_smoothing, {"labels": labels})
+        return outputs, *self.logits_and_loss(states, *given)
 
 
 class BlockformerEncoderForMaskedLM(MaskedTokens):

@@ -307,8 +307,8 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         rest = (past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache, decoder_position_ids)
         outputs = self.model(*inputs, *rest, return_dict=True, **kwargs)
-        states = kept(outputs.last_hidden_state, logits_to_keep)
-        logits, loss = self.logits_and_loss(states, labels, num_items_in_batch, return_logits, label_smoothing)
+        given = (labels, num_items_in_batch, return_logits, label_smoothing, {"labels": labels})
+        logits, loss = self.logits_and_loss(kept(outputs.last_hidden_state, logits_to_keep), *given)
         return self.runtime.output(Seq2SeqLMOutput, loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
@@ -362,7 +362,9 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
         states = states_at(states, _last_ends(self.config, input_ids, attention_mask, states.shape[:2]))
         logits = self.score(self.dropout(torch.tanh(self.dense(self.dropout(states)))))
         loss = None
-        if labels is not None:
+        if labels is not None and (own_loss := self.own_loss()) is not None:
+            loss = own_loss(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        elif labels is not None:
             loss = sequence_loss(logits, labels, self.config, num_items_in_batch, label_smoothing)
         return Seq2SeqSequenceClassifierOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
@@ -397,7 +399,9 @@ class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPre
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, return_dict=True, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
-        loss = span_loss(start_logits, end_logits, start_positions, end_positions)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = (self.own_loss() or span_loss)(start_logits, end_logits, start_positions, end_positions)
         return Seq2SeqQuestionAnsweringModelOutput(
             loss=loss, start_logits=start_logits, end_logits=end_logits, **_encoder_decoder_parts(outputs)
         )

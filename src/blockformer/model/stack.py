@@ -180,10 +180,11 @@ class Stack(BlockformerPreTrainedModel):
         return self.relative_bias(places, key_length).to(states.device, dtype)
 
     def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
-        """The layers one after the other, as many as the config says while `generate` drafts with the first ones."""
+        """The layers one after the other; `generate` lowers their number in a decoder's config while it drafts."""
         masks, distances, vectors = layer_inputs.masks, layer_inputs.distances, layer_inputs.token_inputs
         layer_inputs = layer_inputs._replace(masks={}, distances=None, token_inputs=None)  # they go by position
-        for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
+        count = self.config.num_hidden_layers // self.passes if self.config.is_decoder else None
+        for layer in list(self.layers)[:count]:
             own = () if vectors is None else (vectors[:, :, layer.layer_idx],)
             given = (encoder_hidden_states, masks[layer.layer_type], distances, *own)
             for _ in range(self.passes):

@@ -58,8 +58,7 @@ class Classification(Classifier):
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         inputs: dict = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
-        if self.reads_padding(inputs, labels):
-            inputs |= {"reads_padding": True}
+        inputs |= {"reads_padding": self.reads_padding(inputs, labels)}
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, return_dict=True, **kwargs)
         logits, loss = self.logits_of(outputs, input_ids, attention_mask), None
         if labels is not None:
@@ -87,20 +86,16 @@ class SequenceClassification(Classification):
         return self.score(self.dropout(self.before_classifier(self.summarise(outputs, input_ids, attention_mask))))
 
     def loss_of(self, logits, labels, attention_mask, num_items_in_batch, label_smoothing):
+        if (own_loss := self.own_loss()) is not None:
+            return own_loss(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
         return sequence_loss(logits, labels, self.config, num_items_in_batch, label_smoothing)
 
 
-class TokenClassification(Classification):
-    """One answer per token: dropout and a linear head. `logits` [B, T, num_labels]; labels int [B, T] (-100: none)."""
+class TokenClassification(SequenceClassification):
+    """One answer per token, by the same head: `logits` [B, T, num_labels]; labels int [B, T] (-100: none)."""
 
     output_class = modeling_outputs.TokenClassifierOutput
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.dropout = nn.Dropout(config.head_dropout)
-        self.score = nn.Linear(config.output_size, config.num_labels)
-        self.post_init()
+    score_bias = True
 
     def logits_of(self, outputs, input_ids, attention_mask):
         return self.score(self.dropout(self.before_classifier(outputs.last_hidden_state)))
@@ -109,6 +104,8 @@ class TokenClassification(Classification):
         return are_on_padding(labels, inputs["attention_mask"])
 
     def loss_of(self, logits, labels, attention_mask, num_items_in_batch, label_smoothing):
+        if (own_loss := self.own_loss()) is not None:
+            return own_loss(logits, labels, self.config)
         return token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
 
 
@@ -148,6 +145,8 @@ class QuestionAnswering(Classifier):
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, return_dict=True, **kwargs)
         states = self.before_classifier(outputs.last_hidden_state)
         start_logits, end_logits = self.qa_outputs(states).unbind(-1)
-        loss = span_loss(start_logits, end_logits, start_positions, end_positions)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = (self.own_loss() or span_loss)(start_logits, end_logits, start_positions, end_positions)
         recorded = (outputs.hidden_states, outputs.attentions)
         return modeling_outputs.QuestionAnsweringModelOutput(loss, start_logits, end_logits, *recorded)
