@@ -243,6 +243,15 @@ def test_a_source_is_told_by_model_type_alone():
         family_by_name("qwen-3")
 
 
+@pytest.mark.parametrize(
+    ("stated", "meant"), [("BERT", "bert"), ("XLM-RoBERTa", "xlm-roberta"), ("gpt-neox", "gpt_neox"), ("T5 ", "t5")]
+)
+def test_a_type_in_another_spelling_is_named(stated, meant):
+    said = rf'model_type {stated!r} is not known; write "model_type": "{meant}"$'
+    with pytest.raises(ConversionError, match=said):
+        family_of({"model_type": stated})
+
+
 def test_an_unknown_type_names_what_it_is_like_and_what_is_strange():
     entries = {**official("llama"), "model_type": "llambada", "attention_bias": False, "secret_factor": 3.0}
     entries |= {"mlp_bias": False, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "pretraining_tp": 1}
