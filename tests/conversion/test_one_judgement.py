@@ -86,6 +86,17 @@ def adapted_without_a_prefix(folder, model=None):
     )
 
 
+def with_saved_modules(folder, model=None):
+    """The head twice, as PEFT keeps a module that it trains next to adapters."""
+    parts = ("original_module", "modules_to_save.default")
+    edit_tensors(
+        folder,
+        lambda all_: {
+            name.replace("lm_head.", f"lm_head.{part}."): each for name, each in all_.items() for part in parts
+        },
+    )
+
+
 LLAMA, TIED, BERT = ("llama", "LlamaForCausalLM"), ("llama", "LlamaForCausalLM", True), ("mpnet", "MPNetModel")
 TAKEN = {
     "only the head of tied ones": (TIED, only_the_head),
@@ -109,6 +120,8 @@ REFUSED = {
     "dtype with torch.": (LLAMA, told(dtype="torch.float16"), r"dtype is 'torch\.float16'; .*such as 'bfloat16'"),
     "names of PEFT": (LLAMA, adapted, r"base_layer\.weight' is a name in a model that PEFT .*merge_and_unload\(\)"),
     "layers of PEFT": (LLAMA, adapted_without_a_prefix, r"that PEFT has adapted; save the model .*merge_and_unload"),
+    "saved modules of PEFT": (LLAMA, with_saved_modules, r"lm_head\.\w+.*that PEFT has adapted; save the model"),
+    "weights for rust-bert": (LLAMA, for_another_library("rust_model.ot"), r"for rust-bert \(rust_model\.ot\): name"),
     "weights of TensorFlow": (
         LLAMA,
         for_another_library("tf_model.h5"),
