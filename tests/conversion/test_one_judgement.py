@@ -421,6 +421,7 @@ MISFITS = {
     "fewer tokens": (LLAMA, {"vocab_size": 190}, '"vocab_size": 199'),
     "fewer layers": (LLAMA, {"num_hidden_layers": 1}, '"num_hidden_layers": 2'),
     "more labels": (LABELS, {"id2label": {str(each): str(each) for each in range(9)}}, '"num_labels": 3'),
+    "one label": (LABELS, {"id2label": {"0": "a"}, "bos_token_id": 1, "pretraining_tp": 1}, '"num_labels": 3'),
     "other labels": (LABELS, {"num_labels": 2, "id2label": ...}, '"num_labels": 3'),
     "class and tokens": (
         LLAMA,
