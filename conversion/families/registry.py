@@ -173,3 +173,15 @@ def family_for(config: PretrainedConfig) -> Family:
             f"{listed(differences[name])}"
         )
     return FAMILIES[name]
+
+
+def twins_of(family: Family, config: PretrainedConfig) -> list[str]:
+    """Other families of the same record file that can express a config of ours, such as XLM-RoBERTa next to RoBERTa."""
+    file = index.module_of(family.name)
+    others = [FAMILIES[name] for name in FAMILIES if name != family.name and index.module_of(name) is file]
+    with quiet():
+        return [
+            other.name
+            for other in others
+            if other.has_topology_of(config) and not other.differences(config) and other.names.head_for(config)
+        ]
