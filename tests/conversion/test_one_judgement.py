@@ -104,6 +104,7 @@ TAKEN = {
     "pickle of an encoder": (BERT, pickled("state_dict")),
     "empty quantization_config": (LLAMA, told(quantization_config={})),
     "headless masked LM": (BERT, told(architectures=["MPNetForMaskedLM"])),
+    "another spelling of the class": (LLAMA, told(architectures=["LLaMAForCausalLM"])),
     "class name of FSDP": (LLAMA, told(architectures=["FSDPLlamaForCausalLM"])),
     "value head": (LLAMA, value_head),
     "file of float16": (LLAMA, of_another_dtype),
