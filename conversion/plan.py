@@ -30,7 +30,7 @@ from .families.architectures import FSDP
 from .families.further import FIELD as FURTHER_LAYERS
 from .families.further import FURTHER
 from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
-from .families.registry import Family, family_by_name, family_for, family_of
+from .families.registry import Family, family_by_name, family_for, family_of, twins_of
 from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
 from .origin import Origin, read_origin
 from .other_entries import carry_others, others_for
@@ -209,6 +209,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         family = origin.family
     else:
         family = family_for(config)
+    of_twins = [] if family_name is not None or origin is not None else _note_on_twins(family, config)
     if origin is not None and origin.family is not family:
         origin = None
     variant = family.names.variant_for(config, None if origin is None else origin.variant)
@@ -251,8 +252,23 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         files={} if origin is None else _files_of(origin, official),
         read_plain=None if getattr(config, "linear_bits", None) is None else AWQ.read_plain,
         not_runnable=family.oracle.not_runnable(family.name, config),
-        notes=[*family.names.notes_on_writing(config), *_further_layers(family, names, layout, unused, config)],
+        notes=[
+            *of_twins,
+            *family.names.notes_on_writing(config),
+            *_further_layers(family, names, layout, unused, config),
+        ],
     )
+
+
+def _note_on_twins(family: Family, config: PretrainedConfig) -> list[str]:
+    """A note where nothing but its file says of which family a model was."""
+    twins = twins_of(family, config)
+    if not twins:
+        return []
+    named = " or ".join(map(shown, twins))
+    return [
+        f"no conversion.json names the family: written as {shown(family.name)}; {named} (--family) computes the same"
+    ]
 
 
 def _tied_pairs(tied: Mapping[str, str], groups: Iterable[Group]) -> list[tuple[str, str]]:

@@ -112,14 +112,14 @@ def _changes(checkpoint: Checkpoint, family_name: str | None, error: MisfitError
     sizes = _sizes(official, error) | _layers(official, checkpoint.tensors)
     several = ({name: size} for name, size in sizes.items() if len(sizes) > 1)
     heads = _heads(official, error)
-    yield from (changes for changes in (named, sizes, *several, named | sizes, *heads, *heads_held) if changes)
+    yield from (changes for changes in (named, *several, sizes, named | sizes, *heads, *heads_held) if changes)
 
 
 def _sizes(official: Mapping[str, Any], error: MisfitError) -> dict[str, int]:
     """Entries of `config.json` -> the sizes of the tensors in place of those that the model would have."""
     labels = official.get("id2label")
     counts = {"num_labels": len(labels) if isinstance(labels, Mapping) else USUAL_LABELS}
-    counts |= {name: value for name, value in official.items() if type(value) is int}
+    counts |= {name: each for name, each in official.items() if type(each) is int and not name.endswith("_token_id")}
     pairs = {pair for have, want in error.shapes for pair in zip(have, want, strict=False) if pair[0] != pair[1]}
     return {name: have for have, want in sorted(pairs) for name, value in counts.items() if value == want}
 

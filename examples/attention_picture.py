@@ -25,7 +25,10 @@ def main(command_line=None) -> None:
     parser.add_argument("--layer", type=int, help="layer of the decoder, from 0 (default: the most decided one)")
     arguments = parser.parse_args(command_line)
 
-    model = AutoModelForSeq2SeqLM.from_pretrained(arguments.repo).eval()
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(arguments.repo).eval()
+    except (OSError, ValueError) as error:
+        sys.exit(f"{arguments.repo}: no encoder-decoder of Blockformer: {str(error).partition(chr(10))[0]}")
     if arguments.layer is not None and not 0 <= arguments.layer < model.config.decoder_layers:
         parser.error(f"--layer must be 0 to {model.config.decoder_layers - 1}, not {arguments.layer}")
     tokenizer = AutoTokenizer.from_pretrained(arguments.repo)

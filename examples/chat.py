@@ -40,7 +40,10 @@ def main(command_line=None) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=512, help="length of an answer (default: 512)")
     arguments = parser.parse_args(command_line)
 
-    tokenizer = AutoTokenizer.from_pretrained(arguments.repo)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(arguments.repo)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{arguments.repo}: no repo with a tokenizer: {str(error).partition(chr(10))[0]}")
     if tokenizer.chat_template is None:
         sys.exit(f"{arguments.repo}: its tokenizer has no chat template; take a model that was trained to chat")
     model = AutoModelForCausalLM.from_pretrained(arguments.repo).eval()

@@ -7,6 +7,8 @@ from real_repos import RECORDS, checks
 from safetensors.torch import load_file, save_file
 
 from blockformer.conversion.families.registry import FAMILIES
+from blockformer.doctor import diagnose
+from blockformer.doctor.finding import ERROR
 
 
 def parameters():
@@ -29,6 +31,8 @@ def test_there_and_back(tmp_path, subtests, record):
     for name, check in [pair for column in checks.CHECKS.values() for pair in column.items()]:
         with subtests.test(name):
             check(case)
+    with subtests.test("doctor finds no error"):
+        assert [each.sentence for each in diagnose(case.source, quick=True).findings if each.severity == ERROR] == []
 
 
 def test_every_family_has_a_checkpoint():

@@ -286,3 +286,10 @@ def test_a_translator_is_trained_saved_reloaded_and_drawn(more, tmp_path, fresh,
     with pytest.raises(SystemExit, match="2"):
         load("attention_picture").main([*command, "2"])
     assert "--layer must be 0 to 1, not 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("example", ["attention_picture", "chat"])
+def test_a_name_that_is_no_repo_is_one_line(example, tmp_path):
+    more = ["ten"] if example == "attention_picture" else []
+    with pytest.raises(SystemExit, match=r"nonesuch: no \w.*$"):
+        load(example).main([str(tmp_path / "nonesuch"), *more])

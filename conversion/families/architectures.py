@@ -37,9 +37,14 @@ def named_classes(official: Mapping[str, Any], heads: Iterable[Head], former: Ma
             inner = name.removeprefix(start)
             if inner != name and former.get(inner, inner) in known:
                 return former.get(inner, inner)
-        return found
+        return found if found in known else next((each for each in known if _letters(each) == _letters(found)), found)
 
     return [known_name(name) for name in official.get("architectures") or []]
+
+
+def _letters(name: str) -> str:
+    """A name without what its spellings differ in, such as LLaMAForCausalLM and Ernie4_5_ForCausalLM."""
+    return name.replace("_", "").lower()
 
 
 def unknown_class(

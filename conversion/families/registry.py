@@ -83,6 +83,10 @@ def family_of(official: Mapping[str, Any]) -> Family:
     names = [name for name in index.NAMES if index.MODEL_TYPES.get(name, name) == wanted]
     alike = [FAMILIES[name] for name in names if name in FAMILIES]
     if not alike:
+        if not names and (spelled := _other_spelling(model_type)):
+            raise ConversionError(
+                f'config.json: model_type {shown(model_type)} is not known; write "model_type": "{spelled}"'
+            )
         known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
         lacks = f" by transformers {transformers.__version__}; install a newer one" if names else ""
         said = f"model_type {shown(model_type)} is not supported{lacks}{nearest(official)}"
@@ -93,6 +97,17 @@ def family_of(official: Mapping[str, Any]) -> Family:
         return bool(named) and named[0] in {head.official for head in family.heads}
 
     return next(filter(is_meant, alike), alike[0])
+
+
+def _other_spelling(model_type: str) -> str | None:
+    """The type that has the same letters and digits, such as "bert" for "BERT"."""
+
+    def letters(name: str) -> str:
+        return "".join(filter(str.isalnum, name)).lower()
+
+    wanted = letters(model_type)
+    known = (index.MODEL_TYPES.get(name, name) for name in index.NAMES)
+    return next((name for name in known if letters(name) == wanted), None)
 
 
 def nearest(official: Mapping[str, Any]) -> str:
@@ -158,3 +173,15 @@ def family_for(config: PretrainedConfig) -> Family:
             f"{listed(differences[name])}"
         )
     return FAMILIES[name]
+
+
+def twins_of(family: Family, config: PretrainedConfig) -> list[str]:
+    """Other families of the same record file that can express a config of ours, such as XLM-RoBERTa next to RoBERTa."""
+    file = index.module_of(family.name)
+    others = [FAMILIES[name] for name in FAMILIES if name != family.name and index.module_of(name) is file]
+    with quiet():
+        return [
+            other.name
+            for other in others
+            if other.has_topology_of(config) and not other.differences(config) and other.names.head_for(config)
+        ]

@@ -11,6 +11,13 @@ from blockformer.model.axes import did_you_mean
 
 from ..values import DROPOUTS
 
+NOT_MISSPELT = (
+    *("classif_dropout", "eos_token_ids", "static_position_embeddings", "num_decoder_layers"),
+    *("bos_token", "eos_token", "mask_token", "pad_token"),
+    *("intermediate_size", "moe_intermediate_size", "use_sliding_window", "time_step_min"),
+)
+"""Entries that earlier releases, tokenizers and other families' classes wrote into many configs."""
+
 Build = Callable[[Mapping[str, Any]], PretrainedConfig]
 
 
@@ -92,7 +99,8 @@ def note_on(names: Sequence[str], fields: Mapping[str, Any], family: str, only_m
     """
     told = []
     for name in names:
-        hint = "" if name in fields else did_you_mean(name, fields, cutoff=0.85).replace(" Did", "did")
+        is_known = name in fields or name in NOT_MISSPELT
+        hint = "" if is_known else did_you_mean(name, fields, cutoff=0.85).replace(" Did", "did")
         if hint or not only_misspelt:
             told.append(shown(name) + (f" ({hint})" if hint else ""))
     return [f"config.json: settings that {family} does not use: {', '.join(told)}"] if told else []

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.telling_tensors import computed_weights
 
 
 class Spelling(Protocol):
@@ -125,14 +126,12 @@ def names_in_class(names: Iterable[str], spellings: Spellings) -> dict[str, str]
     Raises:
         ConversionError: the checkpoint names its tensors in more than one way, or holds adapters inside its weights.
     """
+    names = list(names)
+    if computed := computed_weights(names):
+        raise ConversionError("; ".join(computed))
     found: dict[str, str] = {}
     mixed = []
     for name in names:
-        if ".parametrizations." in name:  # torch.nn.utils.parametrize, with LoRA as in jina-embeddings-v3
-            raise ConversionError(
-                f"{shown(name)} is part of a weight that is computed from several (adapters, say); load the model with "
-                "its own code, merge them into plain weights, save it and convert that"
-            )
         in_class = spellings.to_class(name)
         if in_class in found:
             mixed.append(f"{shown(name)} and {shown(found[in_class])} are the same tensor")

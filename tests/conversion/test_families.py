@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockformer
-from blockformer.conversion import ConversionError
+from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.families import registry
 from blockformer.conversion.families.base import NOT_COMPUTED, OF_LANGUAGE_MODELS
 from blockformer.conversion.families.decoder import DecoderNames
@@ -19,7 +19,7 @@ from blockformer.conversion.plan import expected_tensors
 from blockformer.declared_fields import axes_of
 from blockformer.model.axes import flag
 
-from .oracles import SIZES, SPECIAL
+from .oracles import SIZES, SPECIAL, official_folder
 
 MIXED = ["full_attention", "sliding_attention"]
 OTHER_VALUES = {
@@ -243,6 +243,15 @@ def test_a_source_is_told_by_model_type_alone():
         family_by_name("qwen-3")
 
 
+@pytest.mark.parametrize(
+    ("stated", "meant"), [("BERT", "bert"), ("XLM-RoBERTa", "xlm-roberta"), ("gpt-neox", "gpt_neox"), ("T5 ", "t5")]
+)
+def test_a_type_in_another_spelling_is_named(stated, meant):
+    said = rf'model_type {stated!r} is not known; write "model_type": "{meant}"$'
+    with pytest.raises(ConversionError, match=said):
+        family_of({"model_type": stated})
+
+
 def test_an_unknown_type_names_what_it_is_like_and_what_is_strange():
     entries = {**official("llama"), "model_type": "llambada", "attention_bias": False, "secret_factor": 3.0}
     entries |= {"mlp_bias": False, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "pretraining_tp": 1}
@@ -444,3 +453,15 @@ def test_every_field_of_ours_comes_back_or_is_refused(family):
         kept.add(name)
     assert {"qk_norm", "linear_group_size", "relative_attention_num_buckets"} & refused
     assert {"vocab_size", "hidden_dropout"} & kept
+
+
+def test_the_way_back_without_a_record_names_families_that_compute_the_same(tmp_path):
+    official_folder(tmp_path / "src", "xlm-roberta", "ForMaskedLM")
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    assert convert(tmp_path / "ours", tmp_path / "back", to_official=True, verify=False).family == "xlm-roberta"
+    (tmp_path / "ours/conversion.json").unlink()
+    report = convert(tmp_path / "ours", tmp_path / "other", to_official=True, verify=False)
+    assert report.family == "roberta"
+    assert any("written as 'roberta'; 'xlm-roberta' or" in note for note in report.notes), report.notes
+    said = {"to_official": True, "family": "xlm-roberta", "verify": False}
+    assert not any("written as" in note for note in convert(tmp_path / "ours", tmp_path / "third", **said).notes)

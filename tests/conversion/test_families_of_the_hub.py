@@ -9,6 +9,8 @@ from sizes import TINY
 
 from blockformer import BlockformerDecoderConfig
 from blockformer.conversion import ConversionError, convert
+from blockformer.doctor import diagnose
+from blockformer.doctor.finding import ERROR
 
 from .oracles import edit_config, edit_tensors, entries_of, official_folder, there_and_back
 
@@ -248,3 +250,5 @@ def test_weights_with_adapters_inside_are_refused_by_name(tmp_path):
     edit_tensors(tmp_path / "src", **{name: torch.ones(5, 4, 64)})
     with pytest.raises(ConversionError, match=r"lora_A' is part of a weight .* merge them into plain weights"):
         convert(tmp_path / "src", tmp_path / "dst")
+    edit_config(tmp_path / "src", position_embedding_type="rotary")  # as jina-embeddings-v3, whose numbers say nothing
+    assert [each.kind for each in diagnose(tmp_path / "src").findings if each.severity == ERROR] == ["adapter"]

@@ -400,8 +400,8 @@ def test_the_usual_end_token_beyond_a_small_vocabulary_is_none(tmp_path, vocab_s
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is 'True'"),
-        ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn is 'True'"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is 'True': .* by i \\+ 1, which"),
+        ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn is 'True': it computes the same"),
         ({"add_cross_attention": True}, "add_cross_attention is 'True'"),
         ({"activation_function": "mystery"}, "hidden_act must be one of"),
         ({"n_head": 5}, "not a multiple of num_attention_heads"),

@@ -86,6 +86,17 @@ def adapted_without_a_prefix(folder, model=None):
     )
 
 
+def with_saved_modules(folder, model=None):
+    """The head twice, as PEFT keeps a module that it trains next to adapters."""
+    parts = ("original_module", "modules_to_save.default")
+    edit_tensors(
+        folder,
+        lambda all_: {
+            name.replace("lm_head.", f"lm_head.{part}."): each for name, each in all_.items() for part in parts
+        },
+    )
+
+
 LLAMA, TIED, BERT = ("llama", "LlamaForCausalLM"), ("llama", "LlamaForCausalLM", True), ("mpnet", "MPNetModel")
 TAKEN = {
     "only the head of tied ones": (TIED, only_the_head),
@@ -93,6 +104,7 @@ TAKEN = {
     "pickle of an encoder": (BERT, pickled("state_dict")),
     "empty quantization_config": (LLAMA, told(quantization_config={})),
     "headless masked LM": (BERT, told(architectures=["MPNetForMaskedLM"])),
+    "another spelling of the class": (LLAMA, told(architectures=["LLaMAForCausalLM"])),
     "class name of FSDP": (LLAMA, told(architectures=["FSDPLlamaForCausalLM"])),
     "value head": (LLAMA, value_head),
     "file of float16": (LLAMA, of_another_dtype),
@@ -109,6 +121,8 @@ REFUSED = {
     "dtype with torch.": (LLAMA, told(dtype="torch.float16"), r"dtype is 'torch\.float16'; .*such as 'bfloat16'"),
     "names of PEFT": (LLAMA, adapted, r"base_layer\.weight' is a name in a model that PEFT .*merge_and_unload\(\)"),
     "layers of PEFT": (LLAMA, adapted_without_a_prefix, r"that PEFT has adapted; save the model .*merge_and_unload"),
+    "saved modules of PEFT": (LLAMA, with_saved_modules, r"lm_head\.\w+.*that PEFT has adapted; save the model"),
+    "weights for rust-bert": (LLAMA, for_another_library("rust_model.ot"), r"for rust-bert \(rust_model\.ot\): name"),
     "weights of TensorFlow": (
         LLAMA,
         for_another_library("tf_model.h5"),
@@ -408,6 +422,7 @@ MISFITS = {
     "fewer tokens": (LLAMA, {"vocab_size": 190}, '"vocab_size": 199'),
     "fewer layers": (LLAMA, {"num_hidden_layers": 1}, '"num_hidden_layers": 2'),
     "more labels": (LABELS, {"id2label": {str(each): str(each) for each in range(9)}}, '"num_labels": 3'),
+    "one label": (LABELS, {"id2label": {"0": "a"}, "bos_token_id": 1, "pretraining_tp": 1}, '"num_labels": 3'),
     "other labels": (LABELS, {"num_labels": 2, "id2label": ...}, '"num_labels": 3'),
     "class and tokens": (
         LLAMA,

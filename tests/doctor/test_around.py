@@ -106,3 +106,17 @@ def test_words_in_a_text_file(tmp_path):
     rows = entries_of(tmp_path)["vocab_size"]
     (tmp_path / "vocab.txt").write_text("\n".join(f"w{number}" for number in range(rows + 2)))
     assert f"the tokenizer has ids up to {rows + 1}, and the embeddings have {rows} rows" in sentences(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(f"w{number}\u2028" for number in range(rows)) + "\n")
+    assert "the tokenizer has ids" not in sentences(tmp_path)
+
+
+def test_only_the_mask_has_no_row(source):
+    """BART's summarizers were fine-tuned without it, and their tokenizers still have it."""
+    change(source, "tokenizer.json", lambda entries: entries["added_tokens"].append({"id": 512, "content": "<mask>"}))
+    said = sentences(source, "tokenizer")
+    assert "warning the tokenizer has ids up to 512, and the embeddings have 512 rows: the model was trained" in said
+
+
+def test_entries_of_earlier_releases_are_not_misspelt(source):
+    edit_config(source, static_position_embeddings=False, classif_dropout=0.0, eos_token_ids=0, pad_token="<pad>")
+    assert not sentences(source, "misspelt")

@@ -304,3 +304,43 @@ def test_an_empty_quantization_config_is_none(tmp_path):
     official_folder(tmp_path / "source", "llama", "LlamaForCausalLM", **LLAMA)
     edit_config(tmp_path / "source", quantization_config={})
     assert diagnose(tmp_path / "source", quick=True).status == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "more"),
+    [
+        ("bert", "ForTokenClassification", {"bert.pooler.dense.weight": (64, 64), "bert.pooler.dense.bias": (64,)}),
+        ("roberta", "ForMaskedLM", {"roberta.pooler.dense.weight": (64, 64), "roberta.pooler.dense.bias": (64,)}),
+    ],
+)
+def test_what_converts_as_it_is_keeps_its_names(tmp_path, family, head, more):
+    """As released: a pooler that the class does not read, and a buffer, both under the class's own prefix."""
+    official_folder(tmp_path, family, head)
+    size = entries_of(tmp_path)["hidden_size"]
+    more = {name: torch.randn([size for _ in shape]) for name, shape in more.items()}
+    more[f"{family}.embeddings.position_ids"] = torch.arange(32)[None]
+    edit_tensors(tmp_path, lambda all_: {**all_, **more})
+    found = diagnose(tmp_path)
+    assert "error" not in told(found)
+    assert "prefix" not in told(found)
+    assert not found.changes
+
+
+def test_a_language_model_without_its_prefix_is_no_fault(tmp_path):
+    """GPT-2 as it was released."""
+    official_folder(tmp_path, "gpt2", "LMHeadModel")
+    edit_tensors(
+        tmp_path,
+        lambda all_: {name.removeprefix("transformer."): each for name, each in all_.items() if "lm" not in name},
+    )
+    assert "error" not in told(diagnose(tmp_path))
+    assert not diagnose(tmp_path).changes
+
+
+def test_a_file_with_more_heads_than_its_class(tmp_path):
+    """BERT as it was released: both heads of its pre-training, and the class of one of them."""
+    official_folder(tmp_path, "bert", "ForPreTraining")
+    edit_config(tmp_path, architectures=["BertForMaskedLM"])
+    assert "architectures" not in told(diagnose(tmp_path))
+    edit_config(tmp_path, architectures=["BertForQuestionAnswering"])
+    assert "architectures is [" in told(diagnose(tmp_path))

@@ -132,3 +132,11 @@ def test_dtypes(tmp_path, source):
     assert "the dtypes of tensors are mixed" in said
     mend(source, tmp_path / "out", options=Options(dtype="float32"))
     assert not sentences(diagnose(tmp_path / "out", quick=True), "dtypes")
+
+
+def test_infinity_that_no_model_reads(tmp_path):
+    """The value of masked scores, as GPT-NeoX's files have it: -1e9, which 16 bits round to infinity."""
+    official_folder(tmp_path, "gpt_neox", "ForCausalLM")
+    mask = {f"gpt_neox.layers.{layer}.attention.masked_bias": torch.tensor(-1e9).half() for layer in range(2)}
+    edit_tensors(tmp_path, lambda all_: {**all_, **mask})
+    assert not sentences(diagnose(tmp_path), "nonfinite")

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 
 import pytest
 import torch
@@ -215,6 +216,44 @@ FAULTS = {
         lambda f: (f / "modules.json").write_text('[{"idx": 0, "type": "evil.Module"}]'),
         r"'evil\.Module' is not a module of sentence-transformers",
     ),
+    "a template by its name": (
+        "settings",
+        lambda f: (f / "tokenizer_config.json").write_text(json.dumps({"chat_template": {"default": "{{ x.__a__ }}"}})),
+        "the chat template has '__'",
+    ),
+    "a template in capitals": (
+        "settings",
+        lambda f: (f / "chat_template.JINJA").write_text("{{ ''.__class__ }}"),
+        "the chat template has '__'",
+    ),
+    "settings in capitals": (
+        "settings",
+        lambda f: (f / "Tokenizer_Config.JSON").write_text('{"auto_map": {"AutoTokenizer": ["a.B", null]}}'),
+        "auto_map names code to load",
+    ),
+    "a name in capitals": (
+        "files",
+        lambda f: shutil.copy(f / "model.safetensors", f / "Model.safetensors"),
+        "'Model.safetensors' and 'model.safetensors' are one file on some systems",
+    ),
+    "a letter in two ways": (
+        "files",
+        lambda f: [(f / name).write_text("x") for name in ("caf\u00e9.txt", "cafe\u0301.txt")],
+        "are one file on some systems",
+    ),
+    **{
+        f"the name {name!r}": (
+            "files",
+            lambda f, name=name: (f / name).write_text("x"),
+            "a name that not every system can have",
+        )
+        for name in ("evil.py.", "evil.py ", "notes.txt:evil.py:$DATA", "a\\b.txt", "x\u202egpj.txt", "a\nb.txt")
+    },
+    "lines as on Windows": (
+        "code",
+        lambda f: (f / "attention.py").write_bytes((f / "attention.py").read_bytes().replace(b"\n", b"\r\n")),
+        r"attention\.py is not that of release .*: its lines end as on Windows; .* core\.autocrlf false",
+    ),
     "JSON twice": ("settings", lambda f: (f / "x.json").write_text('{"a": 1, "a": 2}'), "not valid JSON"),
     "a weight that is missing": ("weights", lambda f: weights(f, **{NORM: None}), "model.norm.weight is missing"),
     "a weight too many": ("unused", lambda f: weights(f, **{"x.y": torch.zeros(1)}), "'x.y' is not a weight of Block"),
@@ -330,6 +369,19 @@ def test_nothing_of_the_repo_is_run(repo, tmp_path):
     (repo / "sitecustomize.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\n")
     assert not verify(repo).is_ok
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("entry", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_that_the_config_names_is_not_loaded(entry, repo, monkeypatch):
+    """Building the class would have fetched it from the Hub and run it."""
+    loads = [module for module in sys.modules.values() if hasattr(module, "load_and_register_attn_kernel")]
+    assert loads
+    for module in loads:
+        monkeypatch.setattr(module, "load_and_register_attn_kernel", lambda *_, **__: pytest.fail("a kernel is loaded"))
+    edit(repo / "config.json", **{entry: "somebody/kernel"})
+    found = verify(repo)
+    assert found.problems.keys() == {"settings"}
+    assert f"config.json: {entry} names code to load" in found.problems["settings"][0]
 
 
 def test_the_command_reports_and_its_status_tells(repo, capsys):

@@ -20,6 +20,8 @@ from .finding import ERROR, NOTE, WARNING, Finding, counted
 
 IN_TEMPLATE = re.compile("<\\|[A-Za-z0-9_]{1,40}\\|>|<(?:start|end)_of_turn>|<[\uff5c|][^<>\\s]{1,40}[\uff5c|]>")
 """What a chat template writes that must be one token."""
+MASKS = ("<mask>", "[MASK]")
+"""Tokens that only training writes into a text."""
 OF_ANOTHER = 0.5
 """The share of the embeddings' rows below which a tokenizer must be another model's."""
 SPECIAL = ("bos", "eos", "pad")
@@ -85,8 +87,10 @@ def tokens_in(folder: Path) -> dict[str, int]:
         found |= {str(token): each for token, each in read_json(path).items() if type(each) is int}
     elif (path := folder / "vocab.txt").exists():
         with open_regular(path) as file:
-            lines = file.read(MOST_BYTES).decode("utf-8", "replace").splitlines()
-        found |= {line: place for place, line in enumerate(lines)}
+            text = file.read(MOST_BYTES).decode("utf-8", "replace")
+        # Only at "\n": a token may be another character at which Python's splitlines would end a line.
+        lines = text.removesuffix("\n").split("\n")
+        found |= {line.removesuffix("\r"): place for place, line in enumerate(lines)}
     if found and (path := folder / "added_tokens.json").exists():
         found |= {str(token): each for token, each in read_json(path).items() if type(each) is int}
     return found
@@ -122,6 +126,9 @@ def _of_vocabulary(tokens: Mapping[str, int], rows: int | None) -> list[Finding]
     if last >= rows:
         beyond = [token for token, each in tokens.items() if each >= rows]
         said = f"the tokenizer has ids up to {last}, and the embeddings have {rows} rows"
+        if {*beyond} <= {*MASKS}:
+            said += f": the model was trained without {shown(beyond[0])}"
+            return [Finding("tokenizer", WARNING, said, "keep it out of texts", names=tuple(beyond))]
         if len(beyond) > rows * (1 - OF_ANOTHER):
             fix = "it is another model's tokenizer: copy the right one"
         else:

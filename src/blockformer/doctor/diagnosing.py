@@ -27,8 +27,6 @@ from .weight_numbers import kept_wide, of_dtypes, of_numbers, of_ties, rows_of
 
 SAID_ELSEWHERE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "architectures", "use_cache"}
 """Entries of `config.json` that describe the file, and not the model."""
-EARLIER = {"eos_token_ids"}
-"""Entries that transformers wrote into every config in 2020."""
 
 
 def diagnose(
@@ -126,13 +124,20 @@ def diagnosis_of(
         result.add(moved_tokens(checkpoint.folder, other.folder, title))
     if not quick and checkpoint.tensors and is_plain:
         same_names = found.layouts is not None and found.groups
-        unread = () if found.layouts is None else found.layouts.optional
-        findings, _ = of_numbers(written if same_names else checkpoint, other, title, progress, unread)
+        findings, _ = of_numbers(written if same_names else checkpoint, other, title, progress, _unread(found))
         result.add(findings)
     open_ = (each.kind for each in result.findings if each.severity == ERROR and not each.is_mended)
     result.is_mendable &= not any(kind in BLOCKING for kind in open_)
     result.what = _what(found, result)
     return result
+
+
+def _unread(found: Examination) -> set[str]:
+    """Names of tensors that the model does without: a pooler, or what stands next to the weights of a whole model."""
+    if found.layouts is None:
+        return set()
+    others = {*found.written.tensors} - {*found.layouts.known} if found.plan is not None else set()
+    return {*found.layouts.optional, *others}
 
 
 BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread", "layer-types", "token-id")
@@ -146,8 +151,7 @@ def _of_settings(found: Examination) -> list[Finding]:
         family = found.layouts.family if found.layouts is not None else family_of(found.config)
     except ConversionError:
         return []
-    entries = {name: value for name, value in found.config.items() if name not in EARLIER}
-    notes = family.settings.unused_note(entries, only_misspelt=True) if family is not None else []
+    notes = family.settings.unused_note(found.config, only_misspelt=True) if family is not None else []
     return [Finding("misspelt", WARNING, note, "correct the names") for note in notes]
 
 

@@ -15,7 +15,7 @@ import torch
 from blockformer.conversion.composite import in_text
 from blockformer.conversion.families.composites import COMPOSITES
 from blockformer.conversion.model_tensors import with_sources
-from blockformer.conversion.plan import Plan, dtype_entry
+from blockformer.conversion.plan import Plan, dtype_entry, plan_in
 from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.groups import Group, Target, targets_of
 from blockformer.conversion.rules.operations import Identity
@@ -38,7 +38,7 @@ from .name_findings import example, of_error, of_fits, of_layout, of_names, wron
 from .name_map import read_map
 from .options import Options
 from .own_code import CONFIG, OwnCode
-from .prefixes import unwrapped
+from .prefixes import Unwrapped, unwrapped
 from .renames import asked_names
 from .telling_names import not_a_model, of_adapter, of_another_family
 from .unknown_family import of_no_family
@@ -229,13 +229,14 @@ def _names_and_shapes(
         problem = _problem_as_it_is(found, names, options)
         if problem is None or is_composite:
             return [] if problem is None else [of_error(problem)], [], {}
+    whole = _layouts_as_it_is(found, names, options)
     try:
         with quiet():
-            layouts = _layouts(found, names, options)
+            layouts = _layouts(found, names, options) if whole is None else _with_named_class(found, whole)
     except ConversionError as error:
         return [of_error(error)], [], {}
     found.layouts = layouts
-    plain = unwrapped([*names], layouts.known)
+    plain = Unwrapped({name: name for name in names}) if whole is not None else unwrapped([*names], layouts.known)
     own = {name: names[old] for name, old in plain.names.items()}
     headers: dict[str, TensorInfo] = {name: checkpoint.tensors[old] for name, old in own.items()}
     findings, changes = list(plain.findings), list(plain.changes)
@@ -278,6 +279,21 @@ def _names_and_shapes(
     missing |= ties
     fits = _check(found, options, layouts, findings, unknown, missing)
     return findings, changes, fits
+
+
+def _layouts_as_it_is(found: Examination, names: Mapping[str, str], options: Options) -> Layouts | None:
+    """The layouts of a checkpoint that converts under the names that it has; None if it does not.
+
+    Many released files lack their class's prefix, or have it before tensors that the class does not read.
+    """
+    checkpoint, entries = found.checkpoint, found.config
+    groups = with_sources([_copy(name, checkpoint.tensors[own]) for name, own in names.items()], names)
+    try:
+        with quiet(errors=True):
+            plan_in(Changed(checkpoint, groups, entries), options.family, None)
+            return layouts_of(entries, names, lambda name: checkpoint.read(names[name]), options.family)
+    except ConversionError:
+        return None
 
 
 def _problem_as_it_is(found: Examination, names: Mapping[str, str], options: Options) -> ConversionError | None:
@@ -329,12 +345,24 @@ def _with_named_class(found: Examination, layouts: Layouts) -> Layouts:
     """The layouts; `architectures` becomes the class that they are of, where it names another."""
     entries = found.config
     head = layouts.variant.head if layouts.variant is not None else None
-    if head is not None and entries.get("architectures") not in (None, [], [head]):
+    is_other = head is not None and entries.get("architectures") not in (None, [], [head])
+    if is_other and not _has_named_class(found, layouts):
         said = f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors belong to {head}"
         found.findings.append(Finding("architectures", WARNING, said, f'write "architectures": ["{head}"]', True))
         found.changes.append(f'config.json: architectures set to ["{head}"]')
         found.config["architectures"] = [head]
     return layouts
+
+
+def _has_named_class(found: Examination, layouts: Layouts) -> bool:
+    """Whether the file has all weights of the class that `architectures` names, and others: BERT's two heads, say."""
+    family = layouts.family
+    if family is None:
+        return False
+    named, held = family.names.named(found.config), family.names.in_class(found.checkpoint.tensors)
+    if named[0] == getattr(layouts.variant, "head", None):  # by another name, of the source's own code or of a wrapper
+        return bool(found.config.get("auto_map"))
+    return any(head.official == named[0] and head.has_tensors_in(held) for head in family.heads)
 
 
 def all_names(entries: Mapping[str, Any], family: str | None) -> set[str]:

@@ -5,7 +5,13 @@ from collections.abc import Collection, Mapping
 
 from blockformer.files.quantized import FIELDS, OUR_BITS, lost_quantization
 from blockformer.files.safetensors_io import HasHeader
-from blockformer.files.telling_tensors import OF_LORA, empty_tensors, of_another_framework, unmerged_adapter
+from blockformer.files.telling_tensors import (
+    OF_LORA,
+    computed_weights,
+    empty_tensors,
+    of_another_framework,
+    unmerged_adapter,
+)
 
 from .finding import ERROR, Finding, counted
 from .kin import all_known_beginnings, kin
@@ -28,6 +34,8 @@ def not_a_model(
     """
     if all(OF_LORA.search(name) for name in names) and (adapter := unmerged_adapter(names)):
         return Finding("adapter", ERROR, *adapter)
+    if computed := computed_weights(names):
+        return Finding("adapter", ERROR, *computed)
     if foreign := of_another_framework(names, known):
         return Finding("framework", ERROR, *foreign)
     if not any(entries.get(name) for name in (*FIELDS, OUR_BITS)) and (packed := lost_quantization(tensors)):

@@ -113,7 +113,8 @@ def of_numbers(
         checkpoint, other: the two.
         title: of the other.
         progress: receives progress reports.
-        unread: names of tensors that the model does without, such as the pooler of a masked language model.
+        unread: names of tensors that the model does without, such as the pooler of a masked language model, or the
+            value of masked scores, which is infinite in 16 bits.
     """
     theirs = {} if other is None else other.tensors
     comparable = [
@@ -126,7 +127,7 @@ def of_numbers(
     infos = checkpoint.tensors
     return [
         *_misread(values, infos),
-        *_broken(values, infos),
+        *_broken(values, infos, unread),
         *_untrained(values, unread),
         *_unchanged(values, title),
     ], values
@@ -144,14 +145,15 @@ def _misread(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> l
     return [Finding("misread", ERROR, said, fix, names=tuple(wrong))]
 
 
-def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
+def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo], unread: Collection[str]) -> list[Finding]:
     findings = []
-    if bad := [name for name, each in values.items() if each.nonfinite]:
+    read = {name: each for name, each in values.items() if name not in unread}
+    if bad := [name for name, each in read.items() if each.nonfinite]:
         said = f"NaN or infinite numbers in {counted(len(bad), 'tensor')}:{listed(map(shown, bad), 6)}"
         fix = "take an earlier checkpoint: training diverged, or the file was cast to a dtype with too small a range"
         findings.append(Finding("nonfinite", ERROR, said, fix, names=tuple(bad)))
     # A row by itself is no matrix: BART's final_logits_bias, [1, V], is zero in most checkpoints.
-    zero = [name for name, each in values.items() if each.constant == 0 and sum(n > 1 for n in infos[name].shape) > 1]
+    zero = [name for name, each in read.items() if each.constant == 0 and sum(n > 1 for n in infos[name].shape) > 1]
     if zero:
         said = f"{counted(len(zero), 'matrix', 'matrices')} {are(zero)} all zero:{listed(map(shown, zero), 6)}"
         fix = "save again: a ZeRO-3 or FSDP run that saves without gathering writes zeros, and so does a meta device"

@@ -72,6 +72,7 @@ CONTAINERS = (
     ),
     Container("tensorflow", ("tf_model",), "these are weights for TensorFlow", OLDER.format("from_tf")),
     Container("flax", ("flax_model",), "these are weights for Flax", OLDER.format("from_flax")),
+    Container("rust", ("rust_model",), "these are weights for rust-bert", "name the checkpoint they were made of"),
     Container(
         "universal",
         ("latest_universal",),

@@ -86,6 +86,8 @@ WRAPPERS = {
 """Parts of tensor names -> what puts them there."""
 PEFT = "base_model.model."
 """What PEFT puts before all names."""
+ADAPTED = (".base_layer.", ".modules_to_save.", ".original_module.")
+"""Parts of names in a model that it has adapted."""
 PARALLEL = "module"
 """The same, at the beginning of all names."""
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
@@ -202,8 +204,9 @@ def of_a_wrapper(names: Iterable[str]) -> str | None:
                 f"not a flat dict of names to plain tensors ({shown(key)}: is a dict of them, where no class looks); "
                 f"save only them, as torch.save(torch.load(FILE, weights_only=True)[{key!r}], FILE) does"
             )
-    if known and (all(name.startswith(PEFT) for name in known) or any(".base_layer." in name for name in known)):
-        first = next((name for name in known if ".base_layer." in name), known[0])
+    adapted = next((name for name in known if any(part in name for part in ADAPTED)), None)
+    if adapted or (known and all(name.startswith(PEFT) for name in known)):
+        first = adapted or known[0]
         return (
             f"no tensor name matches: {shown(first)} is a name in a model that PEFT has adapted; save the model that "
             "its merge_and_unload() returns"

@@ -1,7 +1,7 @@
 """What names and shapes of tensors show that no library reads as a model, each as a sentence and a remedy."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from .errors import listed, shown
 from .quantized import lost_quantization
@@ -58,13 +58,25 @@ def _of_jax_or_tensorflow(names: Collection[str], known: Collection[str]) -> tup
     return said, f"{fix}.save_pretrained(NEW); or name and transpose each with blockformer doctor --map NAMES.json"
 
 
+def computed_weights(names: Iterable[str]) -> tuple[str, str] | None:
+    """Parts of a weight that PyTorch's parametrizations compute, LoRA in jina-embeddings-v3 for one, or None.
+
+    Args:
+        names: of the tensors.
+    """
+    found = next((name for name in names if ".parametrizations." in name), None)
+    if found is None:
+        return None
+    said = f"{shown(found)} is part of a weight that is computed from several (adapters, say)"
+    return said, "load the model with its own code, merge them into plain weights, save it and convert that"
+
+
 def unmerged_adapter(names: Collection[str]) -> tuple[str, str] | None:
     """Matrices of an adapter in place of a model, or among its weights, or None.
 
     Args:
         names: of the tensors.
     """
-    # PyTorch's parametrizations are told by name where tensors are read.
     found = [name for name in names if OF_LORA.search(name) and ".parametrizations." not in name]
     if not found or any(".base_layer." in name for name in names):  # a whole model as PEFT wraps it: `of_a_wrapper`
         return None

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -34,7 +35,7 @@ from ..files.named_code import (
 )
 from ..files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
 from ..files.quantized import check_plain
-from ..files.side_file_kinds import STORE, digest
+from ..files.side_file_kinds import STORE, digest, is_plain
 from ..files.sources import LISTED, WEIGHT_CHOICES, files_in, folder_of, for_the_hub
 from ..model.axes import BLOCKS
 from ..model.blocks import ENTRY, entry
@@ -55,6 +56,8 @@ PICKLES = frozenset(".bin .pt .pth .ckpt .pkl .pickle .dill .joblib .npy .npz .h
 PICKLE = re.compile(rb"\x80[\x02-\x05]")
 ESCAPES = re.compile(r"__|\battr\b|{%[-+]?\s*(import|include|extends|from)\b|\|\s*attr\s*\(")
 """What no chat template needs: ways out of the sandbox that templates run in, and other files."""
+FORBIDDEN = re.compile(r'[<>:"|?*]|[. ]$')
+"""What no name has on Windows, which leaves out dots and spaces at the end, and reads a stream after a colon."""
 LONGEST_TEMPLATE = 1 << 20
 BLOCK = re.compile(r"[A-Za-z]\w*\.py", re.ASCII)
 """The name of a block's file."""
@@ -181,7 +184,20 @@ def _check_files(folder: Path, found: Verification) -> set[str]:
                 _check_kind(real, name, found)
         except (OSError, RuntimeError, CheckpointError) as error:
             found.add("files", f"{shown(name)} cannot be read: {error}")
+    _check_names(names, found)
     return set(found.files)
+
+
+def _check_names(names: Collection[str], found: Verification) -> None:
+    """No name is that of another file on another system, where what was checked is not what is loaded."""
+    seen: dict[str, str] = {}
+    for name in names:
+        parts = name.removesuffix("/").split("/")
+        if not is_plain(name) or any(FORBIDDEN.search(part) for part in parts):
+            found.add("files", f"{shown(name)}: a name that not every system can have")
+        other = seen.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
+        if other != name:
+            found.add("files", f"{shown(other)} and {shown(name)} are one file on some systems")
 
 
 def _check_kind(path: Path, name: str, found: Verification) -> None:
@@ -264,8 +280,10 @@ def _place(folder: Path, name: str, manifest: Manifest) -> str:
     """Where a file differs from that of the installed release, if that is the one."""
     if manifest.release != VERSION or not (MODEL / name).exists():
         return ""
-    ours = (MODEL / name).read_bytes().splitlines()
-    theirs = (folder / name).read_bytes().splitlines()
+    wanted, present = ((place / name).read_bytes() for place in (MODEL, folder))
+    if present.replace(b"\r\n", b"\n") == wanted:
+        return ": its lines end as on Windows; clone again with git config core.autocrlf false"
+    ours, theirs = wanted.splitlines(), present.splitlines()
     pairs = enumerate(zip(ours, theirs, strict=False), 1)
     line = next((number for number, (one, other) in pairs if one != other), min(len(ours), len(theirs)) + 1)
     return f", from line {line} on"
@@ -274,9 +292,10 @@ def _place(folder: Path, name: str, manifest: Manifest) -> str:
 def _check_settings(folder: Path, names: set[str], kind: type, found: Verification) -> None:
     """Nothing in a JSON file names code, and no template leaves its sandbox."""
     for name in sorted(names):
-        if name.endswith(".jinja"):
+        ending = PurePosixPath(name).suffix.lower()
+        if ending == ".jinja":
             _check_template(name, (folder / name).read_text(encoding="utf-8", errors="replace"), found)
-        if not name.endswith(".json") or PurePosixPath(name).name in LARGE_JSON or name.startswith(f"{STORE}/"):
+        if ending != ".json" or PurePosixPath(name).name in LARGE_JSON or name.startswith(f"{STORE}/"):
             continue  # from `STORE` nothing is loaded, and what it has of a source may be damaged
         try:
             content = read_json_value(folder / name)
@@ -295,8 +314,10 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
             elif imports_other(key, value):
                 what = "which is not a class of PyTorch, transformers or sentence-transformers"
                 found.add("settings", f"{name}: {key} names {shown(value)}, {what}")
-            elif key in ("chat_template", "template") and isinstance(value, str):
-                _check_template(name, value, found)
+            elif key in ("chat_template", "template"):
+                texts = value.values() if isinstance(value, dict) else [value]
+                for text in (each for each in texts if isinstance(each, str)):
+                    _check_template(name, text, found)
         if repo := other_repo(PurePosixPath(name).name, content):
             found.add("settings", f"{name}: the tokenizer is taken from another repo, {shown(repo)}, with its code")
         for module in foreign_modules(name, content):
@@ -339,7 +360,8 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
         found.notes.append("names and shapes of weights are not compared: blocks that are not registered have some")
         return
     try:
-        name = architecture_of(our_config(config))
+        settings = our_config(config)  # without the entries that name code: a model would load a kernel of the Hub
+        name = architecture_of(settings)
         cls: Any = MODELS[name]
         with Checkpoint(folder) as checkpoint:
             tensors = dict(checkpoint.tensors)
@@ -351,9 +373,8 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
             found.weights_compared = False
             found.notes.append("weights quantized by another library: names and shapes are not compared")
             return
-        entries = {key: value for key, value in config.items() if key != "auto_map"}
         with torch.device("meta"):
-            model = cls(cls.config_class.from_dict(entries))
+            model = cls(settings)
             pooler = {key: torch.empty(shape) for key, shape in unread_pooler(cls, model.config).items()}
     except (ConversionError, ValueError, TypeError) as error:
         found.add("weights", str(error))
