@@ -30,12 +30,12 @@ NAMES: tuple[str, ...] = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     *("olmo_hybrid", "lfm2", "lfm2_moe"),
     *("bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"),
-    *("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
+    *("deepseek_v3", "deepseek_v2", "glm4_moe_lite", "mistral4"),
     *("youtu", "minicpm3"),
-    "gpt_oss",
+    *("gpt_oss", "openai_privacy_filter"),
     *("distilbert", "roberta", "xlm-roberta", "bert"),
     *("camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert", "ernie", "electra"),
-    *("albert", "roformer", "bert-generation"),
+    *("albert", "roformer", "bert-generation", "xlm", "flaubert", "squeezebert"),
     *("jina_embeddings_v3", "nomic_bert", "gte", "modernbert", "eurobert", "modernbert-decoder"),
     "deberta-v2",
     "mpnet",
@@ -118,6 +118,7 @@ FILES = {
     **dict.fromkeys(("gpt_bigcode", "gpt_neo"), "gpt2"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "flint", "mellum"), "qwen_moe"),
     "minimax_m2": "mixtral",
+    "openai_privacy_filter": "gpt_oss",
     **dict.fromkeys(("dots1", "solar_open", "glm4_moe", "exaone_moe", "hy_v3"), "like_deepseek"),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), "hunyuan"),
     "aria_text": "aria",
@@ -127,10 +128,11 @@ FILES = {
     **dict.fromkeys(("hyperclovax", "granitemoe", "granitemoeshared", "granite_swa", "granitemoe_swa"), "granite"),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), "qwen3_next"),
     "lfm2_moe": "lfm2",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"), "deepseek"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu", "minicpm3"), "deepseek"),
     "xglm": "biogpt",
     "persimmon": "gpt_neox",
     "ernie": "bert",
+    "flaubert": "xlm",
     "modernbert-decoder": "modernbert",
     **dict.fromkeys(("xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl"), "roberta"),
     "roberta-prelayernorm": "roberta",
@@ -150,8 +152,8 @@ FILES = {
 }
 """Family or preset -> its file, where that has another name."""
 
-WITHOUT_PRESET = (*MODEL_TYPES, "embedding_gemma2_text", "t5gemma2")
-"""Families whose models are not made anew: they are trained from another one."""
+WITHOUT_PRESET = (*MODEL_TYPES, "embedding_gemma2_text", "t5gemma2", "squeezebert", "openai_privacy_filter")
+"""Families whose models are not made anew: they are trained from another one, or have matrices of blocks."""
 PRESETS = (*(name for name in NAMES if name not in WITHOUT_PRESET), *MORE_PRESETS, *ARTICLES)
 """All presets."""
 
