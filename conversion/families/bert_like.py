@@ -159,6 +159,7 @@ class EncoderNames(Names[EncoderHead]):
                 f"config.json: is_decoder is true, and '{self.family}' is only converted as an encoder"
             )
         named = self.named(official)
+        self.check_class(named)
         chosen = [head for head in known if head.official in named]
         with_head = [head for head in chosen if not head.bare]
         if named and (len(chosen) != len(named) or len(with_head) > 1):

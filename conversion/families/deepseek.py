@@ -64,6 +64,10 @@ class LatentRope(Rope):
     def read(self, official):
         config = official.config
         rotated, whole = config.qk_rope_head_dim, config.qk_nope_head_dim + config.qk_rope_head_dim
+        if (size := getattr(config, "head_dim", None)) not in (None, rotated, whole):
+            raise ConversionError(
+                f"config.json: head_dim is {size}, and of {whole} channels {rotated} turn; leave head_dim out"
+            )
         found = super().read(official)
         rope = found["rope_parameters"]
         scale, stretch = None, rope.get("mscale_all_dim")

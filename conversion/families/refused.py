@@ -33,6 +33,7 @@ REMEDIES = {
     **dict.fromkeys(FIELDS, REMEDY),
     BOTH_WAYS: "here, tokens of this family only look back, so run this model with transformers or "
     "sentence-transformers; set it to false only for a model that was trained that way",
+    "n_langs": "with use_lang_emb the model adds a vector of each token's language, and ours has none",
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }
 """Official setting -> why it cannot be converted and what to do, where its name does not say that."""
