@@ -15,7 +15,7 @@ from .bert import FRESH, STRUCTURE
 from .bert_like import EncoderNames, EncoderSettings
 from .encoder_heads import LM, SCORE, EncoderHead, LanguageModelNames
 from .oracle import Oracle
-from .shared import TYPED
+from .shared import READ_TYPED, TYPED
 
 MODULES = {
     "attentions.{layer}.q_lin": "self_attn.q_proj",
@@ -136,10 +136,10 @@ COMPUTED = (
     InnerSize(),
     Flag("gelu_activation", "hidden_act", ("relu", "gelu")),
     Computed(_read_dropout, _write_dropout),
-    Computed(lambda official: TYPED),
+    READ_TYPED,
 )
 WITHOUT_TRANSFORM = {**STRUCTURE, "lm_head_transform": False, "type_vocab_size": 0}
-NEW = {**FRESH, "type_vocab_size": 0, "pad_token_id": 2, "bos_token_id": 0, "eos_token_id": 1}
+NEW = {**FRESH, **TYPED, "type_vocab_size": 0, "pad_token_id": 2, "bos_token_id": 0, "eos_token_id": 1}
 XLM = Family(
     "xlm",
     _heads("XLM"),
