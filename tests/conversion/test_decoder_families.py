@@ -731,6 +731,7 @@ def test_all_types_of_texts_are_read_or_refused_by_name():
         ("nemotron_h", {"hybrid_override_pattern": "ME-*"}, r"the layers are ME-\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network or exp"),
+        ("nemotron_h", {"hybrid_override_pattern": "M*", "attention_bias": True}, "attention_bias is 'True'"),
         ("bamba", {"attn_layer_indices": [1], "time_step_limit": [0.0, 2.0]}, "steps have no upper bound here"),
         *(
             (
