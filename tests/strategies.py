@@ -127,6 +127,7 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
         fields["token_embedding_size"] = draw(st.sampled_from([None, 20]))
     if topology == "encoder":
         fields["num_hidden_groups"] = draw(st.sampled_from([None, 1, fields["num_hidden_layers"]]))
+        fields["token_types_as_tokens"] = draw(st.booleans())
     group = {2: [0, 1], 4: [3]}.get(fields["num_key_value_heads"])  # heads that share a key
     can_prune = not (position_type == "disentangled" or has_latents or fields.get("num_hidden_groups"))
     if group and can_prune and topology != "encoder-decoder":

@@ -77,7 +77,7 @@ class EncoderNames(Names[EncoderHead]):
     Attributes:
         root: prefix of the encoder's tensors in models with a head.
         embeddings: official module of the embeddings -> ours.
-        layer: prefix of a layer's tensors, with `{layer}`.
+        layer: prefix of a layer's tensors, with `{layer}`; "" where its modules say the number themselves.
         modules: official module of a layer -> ours, each with weight and bias.
         fused: official module of a layer -> ours that lie in it, one below the other.
         stack: the other official modules of the stack -> ours, each with weight and bias.
@@ -119,7 +119,8 @@ class EncoderNames(Names[EncoderHead]):
 
     @property
     def inner(self):
-        names = [*self.embeddings, self.layer, *self.stack, "pooler."]
+        layers = [self.layer] if self.layer else [*self.modules]
+        names = [*self.embeddings, *layers, *self.stack, "pooler."]
         names += [self.in_files.layer, *self.in_files.stack] if self.in_files is not None else []
         return tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in names))
 
@@ -158,6 +159,7 @@ class EncoderNames(Names[EncoderHead]):
                 f"config.json: is_decoder is true, and '{self.family}' is only converted as an encoder"
             )
         named = self.named(official)
+        self.check_class(named)
         chosen = [head for head in known if head.official in named]
         with_head = [head for head in chosen if not head.bare]
         if named and (len(chosen) != len(named) or len(with_head) > 1):
@@ -179,7 +181,8 @@ class EncoderNames(Names[EncoderHead]):
         self, known: Sequence[EncoderHead], chosen: Sequence[EncoderHead], names: Collection[str]
     ) -> EncoderHead | None:
         """The head that was chosen, with what the tensors hold beyond it; None where they do not show its kind."""
-        modules = {LM: self.language_model.dense or "lm_head", NSP: self.next_sentence}
+        lm = self.language_model
+        modules = {LM: lm.dense or lm.weight.partition(".")[0], NSP: self.next_sentence}
         held = {part for part, module in modules.items() if any(name.startswith(module + ".") for name in names)}
         if chosen and (chosen[0].modules or not held):
             return chosen[0]
@@ -274,7 +277,7 @@ class EncoderNames(Names[EncoderHead]):
                 ignored.append(f"{theirs}.weight")
             else:
                 rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))
-        layer = module_rules(self.modules)
+        layer = module_rules(self.modules_of(config))
         for theirs, parts in self.fused.items():
             layer += self._module_rules(theirs, parts, config)
         if self.relative_key:
@@ -294,6 +297,10 @@ class EncoderNames(Names[EncoderHead]):
         if NSP in head.parts:
             rules += module_rules({self.next_sentence: "next_sentence_score"})
         return RuleTable(rules, ignored=[*ignored, *self.ignored_heads])
+
+    def modules_of(self, config: PretrainedConfig) -> Mapping[str, str]:
+        """`modules`, for a config of ours."""
+        return self.modules
 
     def _module_rules(self, theirs: str, parts: str | tuple[str, ...], config: PretrainedConfig) -> list[Rule]:
         """The rules of a module that holds one other, or several one below the other."""
@@ -318,11 +325,11 @@ class EncoderNames(Names[EncoderHead]):
         return rules
 
     def reads_ignored(self, name):
-        return name.endswith(("embeddings.position_ids", "embeddings.token_type_ids"))
+        return name.endswith(("position_ids", "embeddings.token_type_ids"))
 
     def check_ignored(self, name, tensor: Tensor):
         count = torch.arange(tensor.numel()).to(tensor.dtype)
-        if name.endswith("embeddings.position_ids") and not torch.equal(tensor.flatten(), count):
+        if name.endswith("position_ids") and not torch.equal(tensor.flatten(), count):
             return "does not count 0, 1, 2, ..., so the positions differ from the official class's"
         if name.endswith("embeddings.token_type_ids") and tensor.any():
             return "is not zero everywhere, so the token types differ from the official class's default"

@@ -119,6 +119,7 @@ COHERE2_MOE = Family(
         usual={**fields_without("rms_norm_eps", "layer_norm_eps", "intermediate_size"), **EXPERT_FIELDS},
         fields=FIELDS,
         computed=[Computed(_read_sparse, _write_sparse)],
+        without_effect=("router_aux_loss_coef", "output_router_logits"),
     ),
 )
 

@@ -66,7 +66,7 @@ COMPOSITES = {
     "llava": Composite("Llava", PLAIN),
     "llava_next": Composite("LlavaNext", PLAIN),
     "llava_onevision": Composite("LlavaOnevision", PLAIN),
-    "mistral3": Composite("Mistral3", {"mistral": "mistral", "ministral3": "ministral3"}),
+    "mistral3": Composite("Mistral3", {name: name for name in ("mistral", "ministral3", "mistral4")}),
     "qwen2_vl": Composite("Qwen2VL", {"qwen2_vl_text": "qwen2"}),
     "qwen2_5_vl": Composite("Qwen2_5_VL", {"qwen2_5_vl_text": "qwen2"}),
     "qwen3_vl": Composite("Qwen3VL", {"qwen3_vl_text": "qwen3"}),

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from blockformer.files.errors import ConversionError
 from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFirst, Split
@@ -19,6 +20,7 @@ from .base import Family
 from .decoder import DecoderNames, DecoderSettings
 from .fresh import rotary
 from .further import LIKE_DEEPSEEK
+from .ministral3 import RopeWithGrowth
 from .oracle import Oracle, wrong_before
 from .shared import LLAMA, MLP, NORMS
 from .with_experts import (
@@ -62,20 +64,26 @@ class LatentRope(Rope):
     def read(self, official):
         config = official.config
         rotated, whole = config.qk_rope_head_dim, config.qk_nope_head_dim + config.qk_rope_head_dim
-        rope = super().read(official)["rope_parameters"]
+        if (size := getattr(config, "head_dim", None)) not in (None, rotated, whole):
+            raise ConversionError(
+                f"config.json: head_dim is {size}, and of {whole} channels {rotated} turn; leave head_dim out"
+            )
+        found = super().read(official)
+        rope = found["rope_parameters"]
         scale, stretch = None, rope.get("mscale_all_dim")
         if rope.get("rope_type") != "default" and stretch:
             factor = 0.1 * stretch * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
             scale = whole**-0.5 * factor * factor
         return {
+            **found,
             "head_dim": whole,
             "rope_parameters": {**rope, "partial_rotary_factor": part_of(rotated, whole)},
             "attention_scale": scale,
         }
 
     def write(self, config, head):
-        rope = dict(config.rope_parameters or {})
-        rotated = rotary_size(rope, config.head_dim)
+        rope = dict(super().write(config, head)["rope_parameters"])
+        rotated = rotary_size(config.rope_parameters or {}, config.head_dim)
         rope.pop("partial_rotary_factor", None)
         return {
             "rope_parameters": rope,
@@ -246,4 +254,54 @@ MINICPM3 = Family(
         **LATENT_SETTINGS,
     ),
     scales_in_embedding="rounded",
+)
+
+
+# Mistral Small 4 (Mistral AI, 2026): DeepSeek's latent attention, whose queries grow with their position, and experts
+# that are chosen by a softmax. Its config says twice which part of a head turns.
+class LatentRopeWithGrowth(LatentRope, RopeWithGrowth):
+    """The rotary parameters of a part of each head, and how queries grow."""
+
+    def read(self, official):
+        config = official.config
+        part, rotated = config.rope_parameters["partial_rotary_factor"], config.qk_rope_head_dim
+        if int(part * (config.qk_nope_head_dim + rotated)) != rotated:
+            raise ConversionError(
+                f"config.json: partial_rotary_factor of rope_parameters is {part}, and qk_rope_head_dim is {rotated} "
+                f"of {config.qk_nope_head_dim + rotated}; leave partial_rotary_factor out"
+            )
+        return super().read(official)
+
+
+MISTRAL4 = Family(
+    "mistral4",
+    "Mistral4ForCausalLM Mistral4Model Mistral4ForSequenceClassification Mistral4ForTokenClassification",
+    structure={**LLAMA, "latent_norm_eps": 1e-6},
+    fresh={
+        **FRESH,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 128.0,
+            "original_max_position_embeddings": 8192,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "partial_rotary_factor": 0.5,
+        },
+        "num_expert_groups": 0,
+        "num_expert_groups_per_tok": 0,
+        "experts_per_group_score": 0,
+        "shared_expert_intermediate_size": 384,
+        "q_lora_rank": 192,
+        "query_growth": 0.1,
+    },
+    names=ExpertNames(sparse=SHARED_EXPERTS, published=None, **LATENT_NAMES),
+    settings=DecoderSettings(
+        fields=LATENT_FIELDS,
+        unsupported={"rope_interleave": (True,)},
+        computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(2)),
+        **{**SETTINGS, "rope": LatentRopeWithGrowth(by_part=True)},
+    ),
 )

@@ -8,13 +8,15 @@ E experts, C hidden size, I inner width of an expert.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from blockformer.files.errors import ConversionError
 
-from ..rules.operations import Chain, Shape, Transpose
+from ..rules.operations import Chain, Identity, Reversible, Shape, Transpose
 from ..rules.table import Rule, module_rules
 from ..values import Computed
 from .base import Family
@@ -43,13 +45,15 @@ class DeinterleaveGateUp:
     inverse_shapes = forward_shapes
 
 
-def sparse_rules(config):
-    """The rules of a sparse layer. The class has its weights transposed, and gate and up in turn."""
-    deinterleave = DeinterleaveGateUp()
+IN_TURN = DeinterleaveGateUp()
+
+
+def sparse_rules(config, order: Reversible = IN_TURN):
+    """The rules of a sparse layer. The class has its weights transposed, and gate and up in an order."""
     return [
         *module_rules({"mlp.router": "mlp.gate"}),
-        Rule("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", Chain(Transpose(1, 2), deinterleave)),
-        Rule("mlp.experts.gate_up_proj_bias", "mlp.experts.gate_up_proj_bias", deinterleave),
+        Rule("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", Chain(Transpose(1, 2), order)),
+        Rule("mlp.experts.gate_up_proj_bias", "mlp.experts.gate_up_proj_bias", order),
         Rule("mlp.experts.down_proj", "mlp.experts.down_proj", Transpose(1, 2)),
         Rule("mlp.experts.down_proj_bias", "mlp.experts.down_proj_bias"),
     ]
@@ -62,10 +66,15 @@ LIMIT = Computed(
 )
 
 
+STRUCTURE = {**LLAMA, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"}
+SETTINGS: dict[str, Any] = {
+    "fields": {"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
+    "unsupported": {"hidden_act": ("silu",), "swiglu_alpha": (1.702,)},
+}
 FAMILY = Family(
     "gpt_oss",
     "GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification",
-    structure={**LLAMA, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"},
+    structure=STRUCTURE,
     fresh={
         **every(2, 128),
         "attention_bias": True,
@@ -87,9 +96,31 @@ FAMILY = Family(
         },
     },
     names=ExpertNames(published=None, sparse_rules=sparse_rules, more_rules=sinks),
+    settings=DecoderSettings(computed=[LIMIT], **SETTINGS),
+)
+
+
+# OpenAI's Privacy Filter (2026): a small gpt-oss that looks both ways, to each side as far as its window says, and
+# finds names, addresses and the like. Neighbouring channels of a head turn, and up follows gate as a whole.
+def _read_dropout(official):
+    return {"classifier_dropout": official.config.classifier_dropout}
+
+
+def _write_dropout(config, head):
+    return {"classifier_dropout": config.classifier_dropout or 0.0}
+
+
+PRIVACY_FILTER = Family(
+    "openai_privacy_filter",
+    "OpenAIPrivacyFilterForTokenClassification OpenAIPrivacyFilterModel",
+    structure={**STRUCTURE, "bidirectional": True, "router_float32": True},
+    names=ExpertNames(
+        published=None, sparse_rules=partial(sparse_rules, order=Identity()), more_rules=sinks, pairs=True
+    ),
     settings=DecoderSettings(
-        fields={"intermediate_size": ("intermediate_size", "moe_intermediate_size")},
-        unsupported={"hidden_act": ("silu",), "swiglu_alpha": (1.702,)},
-        computed=[LIMIT],
+        computed=[LIMIT, Computed(_read_dropout, _write_dropout)],
+        not_none=["sliding_window"],
+        reads_whole=False,
+        **SETTINGS,
     ),
 )

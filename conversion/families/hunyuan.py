@@ -79,5 +79,6 @@ MOE = Family(
         },
         rope=RopeWithAlpha(),
         computed=[EXPERTS],
+        without_effect=("router_aux_loss_coef", "output_router_logits"),
     ),
 )

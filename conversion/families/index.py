@@ -30,12 +30,12 @@ NAMES: tuple[str, ...] = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     *("olmo_hybrid", "lfm2", "lfm2_moe"),
     *("bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"),
-    *("deepseek_v3", "deepseek_v2", "glm4_moe_lite"),
+    *("deepseek_v3", "deepseek_v2", "glm4_moe_lite", "mistral4"),
     *("youtu", "minicpm3"),
-    "gpt_oss",
+    *("gpt_oss", "openai_privacy_filter"),
     *("distilbert", "roberta", "xlm-roberta", "bert"),
     *("camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert", "ernie", "electra"),
-    *("albert", "roformer", "bert-generation"),
+    *("albert", "roformer", "bert-generation", "xlm", "flaubert", "squeezebert"),
     *("jina_embeddings_v3", "nomic_bert", "gte", "modernbert", "eurobert", "modernbert-decoder"),
     "deberta-v2",
     "mpnet",
@@ -52,8 +52,8 @@ Which there are and which goes first is one list, so that no family can be in on
 """
 MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 """Families whose official `model_type` is not their name."""
-FORMER_TYPES = {"new": "gte"}
-"""`model_type` of checkpoints that came with code of their own -> the family that reads them."""
+FORMER_TYPES = {"new": "gte", "gpt-sw3": "gpt2"}
+"""`model_type` of checkpoints that came with code of their own, or another name of a class -> the family."""
 OUT_OF_REACH = {
     "blenderbot-small": "its decoder normalizes token vectors before it adds positions, its encoder after",
     "dbrx": "all experts of a layer lie in one matrix, which no rule takes apart",
@@ -82,6 +82,61 @@ OUT_OF_REACH = {
     **dict.fromkeys(
         ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4", "axk2", "qwen4_exp_text"),
         "in its attention an indexer chooses the keys of each token",
+    ),
+    **dict.fromkeys(
+        ("minimax_m3_vl_text", "mistral_large4_text", "dots3_note_text"),
+        "in its attention an indexer chooses the keys of each token",
+    ),
+    **dict.fromkeys(
+        ("layoutlm", "layoutlmv2", "layoutlmv3", "layoutxlm", "lilt", "bros", "markuplm"),
+        "it reads where each word stands on a page; here a token has only its place in the text",
+    ),
+    "tapas": "it reads in which row and column of a table each token stands",
+    "visual_bert": "it reads vectors of pictures next to tokens",
+    "luke": "it reads entities next to tokens, with queries of their own",
+    "roc_bert": "it reads the shape and the pronunciation of each character next to the character",
+    "canine": "it reads characters, which several hashes look up, and shortens the text by a convolution",
+    "perceiver": "its attention reads the text into a fixed number of vectors",
+    "blt": "it reads bytes, which a model of its own joins to patches",
+    "splinter": "its head compares each token with the one that stands for the question; the rest is BERT",
+    "dpr": "its classes give the first state of a BERT, in an output of their own; the rest is BERT",
+    "fnet": "it mixes tokens by a Fourier transform in place of attention",
+    "xlnet": "its scores add terms of computed distances and of segments, with vectors that all tokens share",
+    "funnel": "its layers pool the text to half its length, and its scores add terms of computed distances",
+    "convbert": "half of its attention is a convolution whose weights depend on the token",
+    "mobilebert": "its layers are narrower inside than the states between them, and have several networks each",
+    "nystromformer": "its attention is approximated by a few landmarks of the text",
+    "mra": "its attention is approximated in blocks, of which some are computed exactly",
+    "yoso": "its attention is approximated by hashes",
+    "reformer": "its attention hashes tokens into buckets, and its layers are reversible",
+    "prophetnet": "its decoder predicts several tokens at once, each in a stream of its own",
+    "cpmant": "its relative bias depends on segments, and a prompt of its own stands before each text",
+    "rag": "it looks up passages, and joins two models",
+    "encoder-decoder": "it joins two models of any types; convert each of them by itself",
+    "molmo2_text": "its tokens lie in two tables",
+    "inkling_text": "its keys and values go through a short convolution, and its scores add a term of the distance",
+    "inkling2_text": "its keys and values go through a short convolution, and its scores add a term of the distance",
+    "zaya": "its queries and keys go through convolutions, and half of each value is the earlier token's",
+    **dict.fromkeys(
+        ("kimi_linear", "bailing_hybrid"),
+        "its layers with a state forget by channel; here a head forgets as a whole",
+    ),
+    "recurrent_gemma": "its layers have a gated linear recurrence, whose state is a vector",
+    **dict.fromkeys(("zamba", "zamba2"), "its layers share an attention that also reads the token vectors"),
+    **dict.fromkeys(("rwkv", "xlstm"), "it has no attention; here a model with states needs one layer of it"),
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        "it drafts for a Gemma 4, whose states, keys and values it reads",
+    ),
+    **dict.fromkeys(
+        (
+            *("clip_text_model", "clipseg_text_model", "metaclip_2_text_model", "chinese_clip_text_model"),
+            *("altclip_text_model", "align_text_model", "clap_text_model", "groupvit_text_model", "xclip_text_model"),
+            *("owlvit_text_model", "owlv2_text_model", "siglip_text_model", "siglip2_text_model", "blip_text_model"),
+            *("aimv2_text_model", "tipsv2_text_model", "videoprism_text_model", "bridgetower_text_model"),
+            "flava_text_model",
+        ),
+        "it is the tower for texts of a model of pictures or sounds",
     ),
     "minimax": "most of its layers have an attention whose weights decay with distance",
     **dict.fromkeys(("mamba", "falcon_mamba", "jamba"), "its state spaces are Mamba's first; here they are Mamba-2's"),
@@ -118,6 +173,7 @@ FILES = {
     **dict.fromkeys(("gpt_bigcode", "gpt_neo"), "gpt2"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "flint", "mellum"), "qwen_moe"),
     "minimax_m2": "mixtral",
+    "openai_privacy_filter": "gpt_oss",
     **dict.fromkeys(("dots1", "solar_open", "glm4_moe", "exaone_moe", "hy_v3"), "like_deepseek"),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), "hunyuan"),
     "aria_text": "aria",
@@ -127,10 +183,11 @@ FILES = {
     **dict.fromkeys(("hyperclovax", "granitemoe", "granitemoeshared", "granite_swa", "granitemoe_swa"), "granite"),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), "qwen3_next"),
     "lfm2_moe": "lfm2",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"), "deepseek"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu", "minicpm3"), "deepseek"),
     "xglm": "biogpt",
     "persimmon": "gpt_neox",
     "ernie": "bert",
+    "flaubert": "xlm",
     "modernbert-decoder": "modernbert",
     **dict.fromkeys(("xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl"), "roberta"),
     "roberta-prelayernorm": "roberta",
@@ -150,8 +207,8 @@ FILES = {
 }
 """Family or preset -> its file, where that has another name."""
 
-WITHOUT_PRESET = (*MODEL_TYPES, "embedding_gemma2_text", "t5gemma2")
-"""Families whose models are not made anew: they are trained from another one."""
+WITHOUT_PRESET = (*MODEL_TYPES, "embedding_gemma2_text", "t5gemma2", "squeezebert", "openai_privacy_filter")
+"""Families whose models are not made anew: they are trained from another one, or have matrices of blocks."""
 PRESETS = (*(name for name in NAMES if name not in WITHOUT_PRESET), *MORE_PRESETS, *ARTICLES)
 """All presets."""
 

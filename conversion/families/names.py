@@ -100,6 +100,13 @@ class Names(ABC, Generic[HeadKind]):
         """The official classes that `architectures` names."""
         return named_classes(official, self.heads, self.former_classes)
 
+    def check_class(self, named: Sequence[str]) -> None:
+        """Refuse an official class that has no counterpart here, if `architectures` names it first."""
+        if named and named[0] in self.refused:
+            raise ConversionError(
+                f"config.json: architectures is {shown(named)}, which cannot be converted: {self.refused[named[0]]}"
+            )
+
     def find_head(self, official: Mapping[str, Any], names: Collection[str] | None) -> HeadKind:
         """The head that `architectures` names or, where it is missing, the one that the tensors show.
 
@@ -109,10 +116,7 @@ class Names(ABC, Generic[HeadKind]):
         named = self.named(official)
         if not named:
             return self.head_by_tensors(official, names) if names else self.heads[0]
-        if named[0] in self.refused:
-            raise ConversionError(
-                f"config.json: architectures is {shown(named)}, which cannot be converted: {self.refused[named[0]]}"
-            )
+        self.check_class(named)
         found = next((head for head in self.heads if [head.official] == named), None)
         if found is None:
             fitting = self.head_by_tensors(official, names) if names else None

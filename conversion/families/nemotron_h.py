@@ -15,7 +15,7 @@ from blockformer.files.errors import ConversionError
 from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
 from ..storage.spelling import Prefix
-from ..values import NotExpressible
+from ..values import NotExpressible, constants
 from .bamba import SCAN, scan_rules, twice_the_width
 from .base import Family
 from .decoder import DecoderSettings
@@ -180,6 +180,8 @@ FAMILY = Family(
         usual=fields_without("num_hidden_layers", "hidden_dropout"),
         rope=None,
         window=Turns(),
+        unsupported={"attention_bias": (False,)},  # which the official class does not follow
+        computed=[constants(attention_bias=False)],
         reads_whole=False,
     ),
     pad_token_learns=True,

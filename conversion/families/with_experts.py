@@ -13,6 +13,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from blockformer.files.errors import ConversionError
+
 from ..rules.operations import Identity, LeadingAxis
 from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
@@ -124,6 +126,8 @@ def expert_groups(summed: int) -> Computed:
 
     def read(official) -> dict[str, Any]:
         config = official.config
+        if config.topk_group == 0 and getattr(config, "topk_method", None) != "greedy":
+            raise ConversionError("config.json: topk_group is 0, so no expert is ever chosen; write 1 for one group")
         if (config.n_group or 1) == 1 or getattr(config, "topk_method", None) == "greedy":
             return {}
         return {

@@ -96,6 +96,24 @@ WHOLE["mistral3 of ministral3"] = {
     **WHOLE["mistral3"],
     "text_config": {**TEXT, "model_type": "ministral3", "rope_parameters": GROWING},
 }
+WHOLE["mistral3 of mistral4"] = {
+    **WHOLE["mistral3"],
+    "text_config": {
+        **WITHOUT_HEAD_DIM,
+        "model_type": "mistral4",
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "initializer_range": 0.2,
+        "rope_parameters": {**GROWING},  # the official class adds to it
+    },
+}
 WHOLE["qwen2_vl"] = {
     **WHOLE["qwen2_5_vl"],
     "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2},

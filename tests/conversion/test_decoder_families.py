@@ -14,9 +14,12 @@ import torch
 from pairs import assert_close
 from safetensors.torch import save_file
 from sizes import OFFICIAL_DECODER, TINY
+from transformers.models.auto import modeling_auto
 
 import blockformer
 from blockformer.conversion import ConversionError, convert
+from blockformer.conversion.families import index
+from blockformer.conversion.families.composites import COMPOSITES
 from blockformer.conversion.families.registry import FAMILIES
 
 from .oracles import assert_verified, stored
@@ -264,6 +267,9 @@ ROWS = [
     Row("glm4_moe_lite", LATENT_LITE | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9}}),
     Row("glm4_moe_lite", LATENT_LITE | GROUPS | {"attention_bias": True, "q_lora_rank": None, **TIED}, shards=True),
     Row("glm4_moe_lite", LATENT_LITE | {"mlp_layer_types": ["sparse"] * 3, "norm_topk_prob": False}),
+    Row("mistral4", LATENT | {"rope_parameters": GROWING | {"mscale": 0.7, "mscale_all_dim": 0.9}}),
+    Row("mistral4", LATENT | GROUPS | {"attention_bias": True, "q_lora_rank": None, **TIED}, shards=True),
+    Row("mistral4", LATENT | {"norm_topk_prob": False, "rope_parameters": GROWING | {"llama_4_scaling_beta": 0}}),
     Row("youtu", LATENT_DENSE),
     Row("youtu", LATENT_DENSE | {"attention_bias": True, "q_lora_rank": None, **UNTIED}, shards=True),
     Row("youtu", LATENT_DENSE | {"rms_norm_eps": 1e-3, "rope_parameters": YARN | {"mscale_all_dim": 0.9}}),
@@ -503,6 +509,16 @@ TYPED = [Row("gpt2"), *(row for row in ROWS if row.family in ("gpt_bigcode", "gp
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("family", ["cohere2_moe", "hunyuan_v1_moe"])
+def test_a_loss_of_routers_that_the_official_class_lacks_is_left_out(tmp_path, family):
+    theirs = model_of(next(row for row in ROWS if row.family == family), SIZES, output_router_logits=True)
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path)
+    ids = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert_close(ours(ids, labels=ids).loss, theirs(ids, labels=ids).loss)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("row", {row.family: row for row in reversed(TYPED)}.values(), ids=lambda row: row.family)
 def test_token_types_add_the_vectors_of_tokens(tmp_path, row):
     """Also zeros, which some tokenizers always return."""
@@ -673,6 +689,25 @@ TURNED_IN_PART = {
 }
 
 
+PART = {**GROWING, "partial_rotary_factor": 0.9}
+OF_PICTURES_OR_SOUNDS = set(
+    (
+        "audioflamingo3 dots3_note emu3 fuyu gemma3n git glmasr got_ocr2 granite_speech granite_speech_plus "
+        "llama4 mllama modernvbert moshi moss_transcribe_diarize musicflamingo musicgen musicgen_melody "
+        "nemo_speechlm neomme phi4_multimodal qwen2_audio qwen3_asr qwen4_exp seamless_m4t seamless_m4t_v2 "
+        "trocr ultravbert vibevoice_asr voxtral voxtral_realtime whisper"
+    ).split()
+)
+
+
+def test_all_types_of_texts_are_read_or_refused_by_name():
+    """Of the models of texts that transformers 5.23 has, none is an unknown type."""
+    kinds = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_ENCODING")
+    types = {name for kind in kinds for name in getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")}
+    known = {*index.NAMES, *index.OUT_OF_REACH, *index.FORMER_TYPES, *COMPOSITES}
+    assert {name for name in types - known if not name.startswith("blockformer")} == OF_PICTURES_OR_SOUNDS
+
+
 @pytest.mark.parametrize(
     ("family", "entries", "message"),
     [
@@ -696,6 +731,7 @@ TURNED_IN_PART = {
         ("nemotron_h", {"hybrid_override_pattern": "ME-*"}, r"the layers are ME-\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "-M*"}, r"the layers are -M\* .* a feed-forward network or exp"),
         ("nemotron_h", {"hybrid_override_pattern": "M--*"}, r"the layers are M--\* .* a feed-forward network or exp"),
+        ("nemotron_h", {"hybrid_override_pattern": "M*", "attention_bias": True}, "attention_bias is 'True'"),
         ("bamba", {"attn_layer_indices": [1], "time_step_limit": [0.0, 2.0]}, "steps have no upper bound here"),
         *(
             (
@@ -707,6 +743,27 @@ TURNED_IN_PART = {
             for family in ("gemma3_text", "olmo3", "modernbert", "gemma4_text", "cohere_compass_text")
         ),
         ("granite", {"logits_scaling": 0.0}, "logits_scaling is 0.0; it must be a positive number"),
+        *(
+            (name, {"topk_group": 0}, "topk_group is 0, so no expert is ever chosen")
+            for name in ("dots1", "exaone_moe")
+        ),
+        ("youtu", {"head_dim": 1}, "head_dim is 1, and of 192 channels 64 turn"),
+        (
+            "mistral4",
+            {"rope_parameters": PART | {"rope_theta": 1e4}},
+            "partial_rotary_factor of rope_parameters is 0.9",
+        ),
+        *(
+            (name, {}, f"is not supported: {needed}")
+            for name, needed in {
+                "minimax_m3_vl_text": "in its attention an indexer chooses the keys",
+                "layoutlm": "it reads where each word stands on a page",
+                "fnet": "it mixes tokens by a Fourier transform",
+                "kimi_linear": "its layers with a state forget by channel",
+                "rwkv": "it has no attention",
+                "siglip_text_model": "it is the tower for texts of a model of pictures or sounds",
+            }.items()
+        ),
         ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar is -1; it must be a positive number"),
         ("bamba", {"attn_layer_indices": []}, "layer_types names 'state_space': add a layer of 'full_attention'"),
     ],

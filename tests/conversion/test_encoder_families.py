@@ -18,7 +18,7 @@ from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.inputs import inputs_of
 
-from .oracles import assert_loads_as, edit_config, edit_tensors, entries_of, stored
+from .oracles import assert_loads_as, assert_verified, edit_config, edit_tensors, entries_of, stored
 from .outputs import assert_same_outputs
 from .rows import Row, assert_there_and_back, family_of, model_of, parameters
 
@@ -37,6 +37,7 @@ DEBERTA = {
 }
 ESM = {"token_dropout": True, "mask_token_id": 7, "pad_token_id": 1}
 ROTARY_ESM = {**ESM, "position_embedding_type": "rotary"}
+PEAKY = {"embed_init_std": 0.4, "init_std": 0.4}
 ROWS = [
     Row("camembert"),
     Row("camembert", {"layer_norm_eps": 1e-3, **UNTIED}, shards=True),
@@ -60,6 +61,16 @@ ROWS = [
     Row("roformer", {"embedding_size": 24, "num_attention_heads": 2, **UNTIED}, shards=True),
     Row("bert-generation"),
     Row("bert-generation", {"hidden_act": "relu", **UNTIED}, shards=True),
+    Row("xlm", PEAKY),
+    Row(
+        "xlm",
+        PEAKY | {"n_langs": 3, "use_lang_emb": False, "gelu_activation": False, "layer_norm_eps": 1e-3, **UNTIED},
+        shards=True,
+    ),
+    Row("flaubert", PEAKY),
+    Row("flaubert", PEAKY | {"pre_norm": True, "gelu_activation": False, **UNTIED}, shards=True),
+    Row("squeezebert", {"embedding_size": 32, "initializer_range": 0.6}),
+    Row("squeezebert", {"embedding_size": 32, "hidden_act": "relu", **UNTIED}, shards=True),
     Row("gte"),
     Row("gte", {"type_vocab_size": 0, "rope_parameters": YARN, **UNTIED}, shards=True),
     Row("nomic_bert"),
@@ -108,6 +119,12 @@ def batch(ours, theirs, side="right"):
     return inputs
 
 
+def official_of(row, head):
+    """The official model of a row with a head, run as its family says."""
+    theirs = model_of(row, SIZES, head, **({"is_decoder": True} if head.is_decoder else {}))
+    return FAMILIES[row.family].oracle.prepared(theirs)
+
+
 @torch.no_grad()
 def assert_padding_changes_nothing(ours, theirs):
     """A padded row gives what it gives alone."""
@@ -120,7 +137,7 @@ def assert_padding_changes_nothing(ours, theirs):
 @pytest.mark.parametrize("row", parameters(ROWS))
 def test_there_and_back_with_the_same_numbers(tmp_path, row):
     head = next(head for head in family_of(row).heads if head.writes_text)
-    theirs = model_of(row, SIZES, head, **({"is_decoder": True} if head.is_decoder else {}))
+    theirs = official_of(row, head)
     names, state = FAMILIES[row.family].names.language_model, theirs.state_dict()
     if names.copy:  # without ties the official class reads the copy alone
         state[names.bias].copy_(state[names.copy])
@@ -143,7 +160,7 @@ HEADS = [
 @pytest.mark.versions
 @pytest.mark.parametrize(("row", "head"), HEADS, ids=lambda value: getattr(value, "official", ""))
 def test_the_other_heads(tmp_path, row, head):
-    theirs = model_of(row, SIZES, head, **({"is_decoder": True} if head.is_decoder else {}))
+    theirs = official_of(row, head)
     if head.pooler == "needed" and not any("pooler" in name for name in theirs.state_dict()):
         pytest.skip("this release's class reads a pooler that it does not make")
     version = Version(transformers.__version__)
@@ -166,6 +183,53 @@ def assert_same_there_and_back(folder, theirs):
     assert entries_of(folder / "back") == entries_of(folder / "src")
     ours = blockformer.from_official(folder / "src")
     assert_same_outputs(ours, theirs, *batch(ours, theirs), spread=0.1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["xlm", "flaubert"])
+def test_token_types_add_the_vectors_of_tokens(tmp_path, family):
+    head = next(head for head in FAMILIES[family].heads if head.writes_text)
+    theirs = official_of(FIRST[family], head)
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path)
+    ids = torch.randint(5, 90, (2, 9), generator=torch.Generator().manual_seed(0))
+    for types in (torch.zeros_like(ids), ids.flip(1)):
+        logits = ours(ids, token_type_ids=types).logits
+        assert_close(logits, theirs(ids, token_type_ids=types).logits)
+        assert (logits - ours(ids).logits).abs().max() > 1e-2
+    labels = ids.masked_fill(ids < 40, -100)
+    assert_close(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss)
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "told"),
+    [
+        ("xlm", {"n_langs": 3}, "n_langs is '3': with use_lang_emb"),
+        ("xlm", {"asm": True}, "asm is 'True'"),
+        ("flaubert", {"causal": True}, "causal is 'True'"),
+        ("flaubert", {"summary_type": "mean"}, "summary_type is 'mean'"),
+        ("xlm", {"architectures": ["XLMForQuestionAnswering"]}, "the best pairs of a start and an end"),
+        ("flaubert", {"architectures": ["FlaubertForMultipleChoice"]}, "it scores a choice in two layers"),
+        ("squeezebert", {"q_groups": 2}, "q_groups is '2'"),
+    ],
+)
+def test_settings_and_heads_that_ours_lack_are_refused(tmp_path, family, entries, told):
+    head = next(head for head in family_of(FIRST[family]).heads if head.writes_text)
+    official_of(FIRST[family], head).save_pretrained(tmp_path / "src")
+    edit_config(tmp_path / "src", **entries)
+    with pytest.raises(ConversionError, match=told):
+        convert(tmp_path / "src", tmp_path / "dst", verify=False)
+
+
+def test_trained_matrices_of_blocks_go_out_as_whole_ones(tmp_path):
+    row = FIRST["squeezebert"]
+    head = next(head for head in family_of(row).heads if head.writes_text)
+    official_of(row, head).save_pretrained(tmp_path / "src")
+    convert(tmp_path / "src", tmp_path / "repo", verify=False)
+    edit_tensors(tmp_path / "repo", lambda tensors: {name: tensor + 0.01 for name, tensor in tensors.items()})
+    with pytest.raises(ConversionError, match=r"not zero outside of its 4 blocks.*such as bert"):
+        convert(tmp_path / "repo", tmp_path / "back", to_official=True, verify=False)
+    assert_verified(convert(tmp_path / "repo", tmp_path / "bert", to_official=True, family="bert"))
 
 
 @pytest.mark.versions

@@ -20,6 +20,7 @@ from .test_encoder_decoder_families import LIKE_BART
 from .test_encoder_families import FIRST as ENCODERS
 from .test_encoder_families import SIZES as ENCODER_SIZES
 from .test_gemma_embeddings import second
+from .test_privacy_filter import filter_model
 from .test_t5gemma2 import whole_model
 
 IN_EMBEDDING = {name for name, family in FAMILIES.items() if family.settings.scales_in_embedding}
@@ -49,7 +50,11 @@ def test_the_embedding_and_vectors_in_its_place(family, tmp_path):
     """The module's output in float32 and bfloat16, and the numbers that follow from vectors that it has not made."""
     if Version(transformers.__version__) < Version("5.23"):
         pytest.skip("older classes of some families scale elsewhere")
-    others = {"embedding_gemma2_text": lambda: second(tmp_path), "t5gemma2": whole_model}
+    others = {
+        "embedding_gemma2_text": lambda: second(tmp_path),
+        "t5gemma2": whole_model,
+        "openai_privacy_filter": filter_model,
+    }
     theirs = others[family]() if family in others else theirs_of(family)
     theirs.save_pretrained(tmp_path)
     ours = blockformer.from_official(tmp_path)

@@ -25,6 +25,7 @@ from .word_pieces import MPNET_MAP, SPECIAL_MAP, amino_acids, word_pieces
 WORDS = "bert.embeddings.word_embeddings.weight"
 ROBERTA_WORDS = "roberta.embeddings.word_embeddings.weight"
 UNCASED = {"do_lower_case": True, "model_max_length": 512}
+XLM_WORDS = partial(word_pieces, config={**UNCASED, "tokenizer_class": "BertTokenizer"})
 OTHERS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot")
 XLMR = {
     **ROBERTA_MAP,
@@ -62,6 +63,44 @@ DEBERTA = {
     "type_vocab_size": 0,
     "vocab_size": Rows(7),
 }
+
+
+def xlm_config(architecture: str, model_type: str, **more: Any) -> dict[str, Any]:
+    """`config.json` of an XLM."""
+    return {
+        "architectures": [architecture],
+        "asm": False,
+        "attention_dropout": 0.1,
+        "bos_index": Token("[CLS]"),
+        "causal": False,
+        "dropout": 0.1,
+        "emb_dim": 32,
+        "embed_init_std": 0.02209708691207961,
+        "end_n_top": 5,
+        "eos_index": Token("[SEP]"),
+        "gelu_activation": True,
+        "init_std": 0.02,
+        "is_encoder": True,
+        "layer_norm_eps": 1e-12,
+        "mask_index": Token("[MASK]"),
+        "max_position_embeddings": 64,
+        "model_type": model_type,
+        "n_heads": 4,
+        "n_langs": 1,
+        "n_layers": 2,
+        "pad_index": Token("[PAD]"),
+        "sinusoidal_embeddings": False,
+        "start_n_top": 5,
+        "summary_activation": None,
+        "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True,
+        "summary_type": "first",
+        "summary_use_proj": True,
+        "unk_index": Token("[UNK]"),
+        "use_lang_emb": False,
+        "vocab_size": Rows(),
+        **more,
+    }
 
 
 def own_gte(theta: int, factor: float) -> dict[str, Any]:
@@ -441,6 +480,42 @@ RECORDS = (
                     max_position_embeddings=64, position_embedding_type=..., rotary_value=False,
                     transformers_version="4.8.2"),
         partial(word_pieces, config={**UNCASED, "tokenizer_class": "BertTokenizer"}),
+        safetensors=None,
+        bin=(),
+        known="assumed",
+    ),
+    Record(
+        "assumed/xlm",
+        "XLMWithLMHeadModel",
+        xlm_config("XLMWithLMHeadModel", "xlm", id2lang={"0": "en"}, lang2id={"en": 0}),
+        XLM_WORDS,
+        spelling=(positions("transformer.position_ids"),),
+        safetensors=None,
+        bin=(),
+        stubs=("tf_model.h5",),
+        known="assumed",
+    ),
+    Record(
+        "assumed/flaubert",
+        "FlaubertWithLMHeadModel",
+        xlm_config("FlaubertWithLMHeadModel", "flaubert", amp=1, encoder_only=True, group_by_size=True,
+                   id2lang={"0": "fr"}, lang2id={"fr": 0}, layerdrop=0.2, lg_sampling_factor=-1, lgs="fr",
+                   max_batch_size=0, max_vocab=-1, pre_norm=False, word_blank=0, word_dropout=0, word_keep=0.1,
+                   word_mask=0.8, word_mask_keep_rand="0.8,0.1,0.1", word_pred=0.15, word_rand=0.1, word_shuffle=0),
+        XLM_WORDS,
+        spelling=(positions("transformer.position_ids"),),
+        safetensors=None,
+        bin=(),
+        known="assumed",
+    ),
+    Record(
+        "squeezebert/squeezebert-uncased",
+        "SqueezeBertForMaskedLM",
+        bert_config("SqueezeBertForMaskedLM", "squeezebert", embedding_size=32, gradient_checkpointing=...,
+                    intermediate_groups=4, k_groups=4, output_groups=4, post_attention_groups=1, q_groups=4,
+                    position_embedding_type=..., transformers_version=..., use_cache=..., v_groups=4),
+        partial(word_pieces, config=UNCASED),
+        spelling=(without("cls.predictions.decoder.bias"), positions("transformer.embeddings.position_ids")),
         safetensors=None,
         bin=(),
         known="assumed",

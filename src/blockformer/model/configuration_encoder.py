@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .axes import axis
+from .axes import axis, flag
 from .configuration_blockformer import BlockformerConfig
 from .disentangled import DisentangledAttention, DisentangledFields, Distances
 from .rounded_frequencies import RoundingFields
@@ -53,6 +53,7 @@ class BlockformerEncoderConfig(RoundingFields, TokenDropoutFields, DisentangledF
     num_hidden_groups: int | None = axis(
         None, "a positive integer", "size", "groups of successive layers that share their weights; None: no layers do"
     )
+    token_types_as_tokens: bool = flag(False, "embeddings", "token types that are passed add these tokens' vectors")
     pooling: str = axis(
         "first",
         ("first", "mean", "mean_of_pooled"),

@@ -17,7 +17,7 @@ from .rotary import RotaryFields, rotary_size
 OF_LATENTS = ("q_lora_rank", "v_head_dim", "latent_norm_eps")  # fields that need `kv_lora_rank`
 _EXCLUDED = (  # of other attention: nothing that is tested has both
     *("attention_type", "qk_norm", "attn_logit_softcapping", "attention_sinks", "clip_qkv", "sliding_window"),
-    *("pruned_heads", "add_cross_attention", "linear_bits", "rope_layers", "attention_gate", "query_growth"),
+    *("pruned_heads", "add_cross_attention", "linear_bits", "rope_layers", "attention_gate"),
 )
 
 
@@ -88,12 +88,14 @@ class LatentAttention(Attention):
     def states_of(self, hidden_states, key_value_states, position_embeddings, past_key_values, kwargs, earlier=None):
         """States [B, T, C] -> what `with_heads` gives. A cache keeps what it is given, one head of keys and values."""
         latents = self.kv_a_norm(self.kv_a_proj(hidden_states))[:, None]
-        shared = rotate(self.k_rope_proj(hidden_states)[:, None], *position_embeddings)
+        shared = rotate(self.k_rope_proj(hidden_states)[:, None], *position_embeddings[:2])
         latents, shared = self._with_past(latents, shared, past_key_values, kwargs)
         if self.config.q_lora_rank is not None:
             hidden_states = self.q_a_norm(self.q_a_proj(hidden_states))
         query = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        return self.with_heads(rotate(query, *position_embeddings), latents, shared)
+        query = rotate(query, *position_embeddings[:2])
+        query = query * position_embeddings[2] if position_embeddings[2:] else query
+        return self.with_heads(query, latents, shared)
 
     def _check_backend(self):
         super()._check_backend()

@@ -39,7 +39,7 @@ FITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     ),
     **dict.fromkeys(("num_expert_groups", "num_expert_groups_per_tok", "experts_per_group_score"), _has_groups),
     "kv_lora_rank": lambda settings: settings["position_type"] == "rotary" and settings["attention_type"] is None,
-    "query_growth": lambda settings: settings["position_type"] == "rotary" and not settings.get("kv_lora_rank"),
+    "query_growth": lambda settings: settings["position_type"] == "rotary",
     "frequency_dtype": lambda settings: settings["position_type"] == "rotary",
     "padding_position": lambda settings: settings["padding_position"] == "index" or settings["position_offset"] > 0,
     "layer_types": _may_keep_states,
