@@ -102,6 +102,15 @@ def test_what_was_given_stays_and_is_refused_where_it_contradicts():
     assert preset("gemma2", norm_type="layer_norm").norm_weight == "zero_centered"
 
 
+def test_a_name_that_no_preset_has_gets_a_hint():
+    with pytest.raises(
+        ValueError, match=r"'Qwen/Qwen3-0\.6B'\. Did you mean 'qwen3-0\.6b'\? preset\(\) lists all names, and from"
+    ):
+        preset("Qwen/Qwen3-0.6B")
+    with pytest.raises(ValueError, match=r"has no field 'num_experts'\. It is a field of BlockformerDecoderConfig\."):
+        preset("bert", num_experts=4)
+
+
 def test_all_unknown_fields_are_named_at_once_and_official_names_with_ours():
     with pytest.raises(ValueError, match="has no field") as caught:
         preset("gpt2", n_embd=64, hiden_size=64, rms_norm_eps=1e-5, d_kv=8, zzz=1)

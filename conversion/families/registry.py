@@ -83,10 +83,10 @@ def family_of(official: Mapping[str, Any]) -> Family:
     names = [name for name in index.NAMES if index.MODEL_TYPES.get(name, name) == wanted]
     alike = [FAMILIES[name] for name in names if name in FAMILIES]
     if not alike:
-        known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
+        known = {family.model_type for family in FAMILIES.values()}
         lacks = f" by transformers {transformers.__version__}; install a newer one" if names else ""
         said = f"model_type {shown(model_type)} is not supported{lacks}{nearest(official)}"
-        raise ConversionError(f"config.json: {said}. There are {known}")
+        raise ConversionError(f"config.json: {said}. docs/supported.md lists the {len(known)} that are")
 
     def is_meant(family: Family) -> bool:
         named = family.names.named(official)

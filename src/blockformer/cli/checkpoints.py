@@ -85,6 +85,9 @@ def run_convert(
         raise ConversionError("--into cannot be combined with another shape or use; convert in two steps")
     if shape:
         options.pop("into")
+    targets = ("decoder", "encoder", "encoder-decoder", *USES)
+    if shape.get("topology", targets[0]) not in targets:
+        raise ConversionError(f"--as must be one of {', '.join(targets)}, not '{shape['topology']}'")
     if shape.get("topology") in USES:
         _run_for_search(src, dst, shape, options)
         return

@@ -298,7 +298,7 @@ def _fetch(hub_id: str, weights: bool, place: Source, hub: Mapping[str, Any]) ->
     except Exception as error:
         raise ConversionError(
             f"{shown(hub_id)}: no folder of that name, and it could not be fetched from the Hugging Face Hub: "
-            f"{_reason(error, hub)}"
+            f"{why_not_fetched(error, hub)}"
         ) from error
 
 
@@ -319,7 +319,7 @@ def _files_on_the_hub(hub_id: str, hub: Mapping[str, Any]) -> tuple[str | None, 
     return info.sha, {file.rfilename: getattr(file, "size", None) or 0 for file in info.siblings or ()}
 
 
-def _reason(error: Exception, hub: Mapping[str, Any]) -> str:
+def why_not_fetched(error: Exception, hub: Mapping[str, Any]) -> str:
     """Why a download failed, and what helps."""
     from huggingface_hub import constants, errors
 

@@ -282,10 +282,9 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
 def _check_tokens(config) -> None:
     """Special tokens are tokens of the vocabulary that they are used in."""
     _, target_size = config.stack_sizes(is_decoder=True)
-    either_size = max(config.vocab_size, target_size)
-    sizes = {"pad_token_id": either_size, "bos_token_id": either_size, "eos_token_id": either_size}
+    sizes = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), max(config.vocab_size, target_size))
     for name, size in {**sizes, "decoder_start_token_id": target_size}.items():
         value = getattr(config, name, None)
         for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
             if token is not None and not (is_integer(token) and 0 <= token < size):
-                raise ValueError(f"{name} must be a token from 0 to {size - 1}, not {token!r}.")
+                raise ValueError(f"{name} must be a token from 0 to {size - 1}, not {token!r}: set it, or set None.")

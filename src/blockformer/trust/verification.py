@@ -35,7 +35,7 @@ from ..files.named_code import (
 from ..files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
 from ..files.quantized import check_plain
 from ..files.side_file_kinds import STORE, digest
-from ..files.sources import LISTED, WEIGHT_CHOICES, files_in, folder_of, for_the_hub
+from ..files.sources import LISTED, WEIGHT_CHOICES, files_in, folder_of, for_the_hub, why_not_fetched
 from ..model.axes import BLOCKS
 from ..model.blocks import ENTRY, entry
 from ..model.release import STAMP, VERSION
@@ -153,7 +153,10 @@ def _download(hub_id: str, reading: Mapping[str, Any]) -> Path:
     try:
         return Path(snapshot_download(hub_id, **for_the_hub(reading)))
     except Exception as error:  # of the network and of the Hub, dozens of classes
-        raise ConversionError(f"{hub_id}: no such folder, and not fetched from the Hub: {error}") from error
+        raise ConversionError(
+            f"{hub_id}: no folder of that name, and it could not be fetched from the Hugging Face Hub: "
+            f"{why_not_fetched(error, reading)}"
+        ) from error
 
 
 def _check_files(folder: Path, found: Verification) -> set[str]:
