@@ -50,7 +50,7 @@ def test_all_names_are_listed_and_a_size_is_a_preset_like_another():
     assert not PRESETS.keys() & SIZES.keys()
     config = preset("qwen3-0.6b", num_hidden_layers=2, hidden_size=64)
     assert (config.num_hidden_layers, config.hidden_size, config.head_dim, config.qk_norm) == (2, 64, 128, True)
-    with pytest.raises(ValueError, match=r"qwen3-0\.6b, .*Did you mean 'qwen3-0.6b'\?"):
+    with pytest.raises(ValueError, match=r"no preset is called 'qwen3-0\.6'\. Did you mean 'qwen3-0.6b'\?"):
         preset("qwen3-0.6")
 
 

@@ -304,8 +304,9 @@ def test_a_hub_id_is_downloaded_whole_and_the_cache_s_links_are_fine(written, tm
         raise OSError("no network")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        ConversionError, match=r"no folder of that name, and it could not be fetched .*: OSError; check the name"
+        ConversionError, match=r"no folder of that name, and it could not be fetched .*; unset it, or name a folder"
     ):
         verify("somebody/repo")
 
