@@ -232,9 +232,9 @@ def from_official(
     output_loading_info: bool = False,
     **options: Any,
 ) -> PreTrainedModel | tuple[PreTrainedModel, dict[str, Any]]:
-    """A model of ours with the weights of an official checkpoint, in memory; nothing is written.
+    """A Blockformer model with the weights of an official checkpoint, in memory; nothing is written.
 
-    A repo of ours is loaded as it is.
+    A Blockformer repo is loaded as it is.
 
     Args:
         src: a folder or Hub id, in an official layout; or a weight file, with `config`.
@@ -243,7 +243,7 @@ def from_official(
         family: the official family; None reads it from `model_type`. Required for a weight file.
         config: the JSON file with the settings of a weight file.
         output_loading_info: also return what transformers reports of loading.
-        options: those of `from_pretrained`. Which files are read, and from where: see `convert`. How they are loaded:
+        options: as in `from_pretrained`. Which files are read, and from where: see `convert`. How they are loaded:
             `device_map`, `max_memory`, `attn_implementation`, `quantization_config`; `offload_folder`, into which the
             converted weights are then written, tensor by tensor, so that the model need not fit into memory. They must
             stay there as long as the model is used. And fields of our config, such as `use_cache=False`. An option

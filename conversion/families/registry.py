@@ -125,7 +125,7 @@ def official_names(config_class: type[PretrainedConfig]) -> dict[str, str]:
 
 
 def family_for(config: PretrainedConfig) -> Family:
-    """The family that can express a config of ours; the most demanding one if several can.
+    """The family that can express a Blockformer config; the most demanding one if several can.
 
     Raises:
         ConversionError: none can; what keeps the nearest one from it is listed.

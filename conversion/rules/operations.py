@@ -269,7 +269,7 @@ class StackTensors:
 
 @dataclass(frozen=True)
 class Each:
-    """An operation of its own for each tensor."""
+    """Its own operation for each tensor."""
 
     ops: tuple[Reversible, ...]
 

@@ -121,7 +121,7 @@ def _check_source(path: Path, source: bytes) -> None:
             raise ValueError(
                 f"{where}: '{'.' * node.level}{node.module or ''}' is not a file next to it in a repo: {fix}."
             )
-    # The loader of remote code finds imports by this pattern, in texts too.
+    # The loader of remote code finds imports by this pattern, also in strings.
     for name in re.findall(r"^\s*(?:from|import)\s+\.(\S+)", text, re.MULTILINE):
         if name not in siblings:
             raise ValueError(f"{path}: a line of text looks like an import of '.{name}' to transformers: reword it.")

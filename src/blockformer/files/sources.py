@@ -80,7 +80,7 @@ class Source:
         listing: names of all files of a fetched repo, fetched or not; None where it could not be fetched.
         subfolder: where the model lies in it; `path` is that folder, and names are those in it.
         variant, use_safetensors: which of its weights are read; see `weights_of`.
-        around: the folder with `modules.json`, where the model lies in a folder of its own; see `laid_flat`.
+        around: the folder with `modules.json`, where the model lies in its own folder; see `laid_flat`.
     """
 
     path: Path

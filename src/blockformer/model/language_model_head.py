@@ -59,7 +59,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
-        # With the strides of a slice, even of one row, PyTorch takes a batched product and copies a frozen weight.
+        # With the strides of a slice, even of one row, PyTorch takes a batched matmul and copies a frozen weight.
         states = self.before_head(hidden_states)
         logits = self.lm_head(states.contiguous().view(states.shape))
         return finished(logits, self.logits_bias, self.config.final_logit_softcapping)

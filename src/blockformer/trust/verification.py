@@ -76,7 +76,7 @@ class Verification:
         problems: kind of check -> what is wrong, one sentence each. The kinds: "files", "code", "settings", "weights",
             "unused" (weights that the model does not have), "signature".
         blocks: name -> SHA-256 of each block from outside: code of the repo's author's that the config names.
-        to_read: those of them that are not registered in this process: nothing vouches for what they do.
+        to_read: the blocks that are not registered in this process: nothing vouches for what they do.
         weights_compared: whether the weights' names and shapes were compared with the config; if not, `notes` says why.
         notes: what was not checked, and why.
     """
@@ -160,7 +160,7 @@ def _download(hub_id: str, reading: Mapping[str, Any]) -> Path:
 
 
 def _check_files(folder: Path, found: Verification) -> set[str]:
-    """Hash every file; those that are links to elsewhere or no regular files are problems, and not read."""
+    """Hash every file. A link to elsewhere, or anything but a regular file, is a problem and not read."""
     roots = roots_of(folder)
     names = files_in(folder)
     if len(names) >= LISTED:
