@@ -238,8 +238,8 @@ def from_official(
 
     Args:
         src: a folder or Hub id, in an official layout; or a weight file, with `config`.
-        dtype: "float32", "bfloat16" or "float16"; None or "auto" takes that of `config.json` or, if it names none, that
-            of the weights, as transformers does.
+        dtype: "float32", "bfloat16" or "float16"; None or "auto" takes the dtype in `config.json` or, without one,
+            the weights' own, as transformers does.
         family: the official family; None reads it from `model_type`. Required for a weight file.
         config: the JSON file with the settings of a weight file.
         output_loading_info: also return what transformers reports of loading.

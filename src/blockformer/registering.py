@@ -44,7 +44,7 @@ _LOCK = threading.Lock()
 
 
 def register(file: str | PathLike[str]) -> dict[str, list[str]]:
-    """Make the blocks in a file of yours values of their axes.
+    """Make the blocks in your file values of their axes.
 
     The file is Python, and imports only torch and its siblings in a repo (`from .blocks import block`). Each class in
     it under `@block(axis, value)` is one more value of that axis: `norm_type` (called with the config and the size of

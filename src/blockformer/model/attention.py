@@ -99,7 +99,7 @@ class AttentionFields(Part):
         False,
         (*FLAG, "per_head", "projection", "rotated"),
         "attention",
-        "norm of queries and keys before the rotation: over each head, with its own weights, over all heads; after it",
+        "norm of queries and keys, before the rotation: of each head; of each by its own weights; of all; or after it",
     )
     attention_bias: bool = flag(False, "attention", "bias of the query, key and value projections")
     attention_output_bias: bool = flag(False, "attention", "bias of the output projection")
