@@ -125,7 +125,8 @@ def check_use(use: str, *, bidirectional: bool = False, **given: Any) -> None:
     if use == "reranker":
         if isinstance(tokens, str) or not tokens or len(tokens) > 2 or not all(map(_is_word, tokens)):
             fix = 'use ("no", "yes"), or one token whose logit is the score (--tokens no,yes)'
-            raise ConversionError(f"tokens must be two tokens of the vocabulary or one, not {shown(tokens)}; {fix}")
+            said = f"must be two tokens of the vocabulary or one, not {shown(tokens)}" if tokens else "are missing"
+            raise ConversionError(f"tokens {said}; {fix}")
         if template is not None and not os.path.isfile(template):
             raise ConversionError(f"{template}: no such file; template (--template) names a chat template in Jinja")
     if pooling is not None and pooling not in POOLINGS:
@@ -180,7 +181,8 @@ def check_family(name: str) -> None:
     known = [*FAMILIES, *ARTICLES]
     if name not in known:
         raise ConversionError(
-            f"no family is called {shown(name)}; there are {', '.join(sorted(known))}.{nearest(name, known)}"
+            f"no family is called {shown(name)}.{nearest(name, known)} docs/supported.md lists them; without a name, "
+            "the family is detected"
         )
 
 

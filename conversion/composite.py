@@ -1,4 +1,4 @@
-"""The text model of a composite checkpoint, read as if it were a checkpoint of its own."""
+"""The text model of a composite checkpoint, read as if it were its own checkpoint."""
 
 import hashlib
 import math

@@ -232,18 +232,18 @@ def from_official(
     output_loading_info: bool = False,
     **options: Any,
 ) -> PreTrainedModel | tuple[PreTrainedModel, dict[str, Any]]:
-    """A model of ours with the weights of an official checkpoint, in memory; nothing is written.
+    """A Blockformer model with the weights of an official checkpoint, in memory; nothing is written.
 
-    A repo of ours is loaded as it is.
+    A Blockformer repo is loaded as it is.
 
     Args:
         src: a folder or Hub id, in an official layout; or a weight file, with `config`.
-        dtype: "float32", "bfloat16" or "float16"; None or "auto" takes that of `config.json` or, if it names none, that
-            of the weights, as transformers does.
+        dtype: "float32", "bfloat16" or "float16"; None or "auto" takes the dtype in `config.json` or, without one,
+            the weights' own, as transformers does.
         family: the official family; None reads it from `model_type`. Required for a weight file.
         config: the JSON file with the settings of a weight file.
         output_loading_info: also return what transformers reports of loading.
-        options: those of `from_pretrained`. Which files are read, and from where: see `convert`. How they are loaded:
+        options: as in `from_pretrained`. Which files are read, and from where: see `convert`. How they are loaded:
             `device_map`, `max_memory`, `attn_implementation`, `quantization_config`; `offload_folder`, into which the
             converted weights are then written, tensor by tensor, so that the model need not fit into memory. They must
             stay there as long as the model is used. And fields of our config, such as `use_cache=False`. An option

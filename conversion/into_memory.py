@@ -75,7 +75,7 @@ def load(
         config: with the changes.
         fields: the changes.
         loading: options of `from_pretrained`.
-        generation: settings of generation; None takes those of the folder.
+        generation: settings of generation; None takes the folder's.
 
     Raises:
         ConversionError: the changes need other weights, or an option is not one of such a model.
@@ -160,7 +160,7 @@ def dtype_note(config: PretrainedConfig, stored: torch.dtype) -> list[str]:
 
 
 def dtype_of_file(checkpoint: Checkpoint) -> torch.dtype:
-    """The floating-point dtype with the largest share of a checkpoint, of those that are computed in."""
+    """The floating-point dtype, among those used for computing, with the largest share of a checkpoint."""
     sizes: dict[torch.dtype, int] = {}
     for info in checkpoint.tensors.values():
         if info.dtype.is_floating_point and info.dtype.itemsize > 1:

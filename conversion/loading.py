@@ -1,4 +1,4 @@
-"""Load any checkpoint, official or ours, as a model of ours in memory."""
+"""Load any checkpoint, official or ours, as a Blockformer model in memory."""
 
 from os import PathLike
 from pathlib import Path

@@ -108,7 +108,7 @@ OWN: dict[str, tuple[str, ...]] = {
     "summarize": (),
     "verify": ("key",),
 }  # fmt: skip
-"""Function -> its options next to those of `Reading`."""
+"""Function -> its options in addition to `Reading`'s."""
 _VARIANT = re.compile(r"[\w-]+(\.[\w-]+)*")
 
 

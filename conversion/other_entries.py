@@ -17,9 +17,9 @@ from .families.registry import Family
 
 
 def carry_others(family: Family, official: Mapping[str, Any], config: PretrainedConfig) -> None:
-    """Set the entries of an official `config.json` that its class does not know in a config of ours, as they are.
+    """Set the entries of an official `config.json` that its class does not know in a Blockformer config, as they are.
 
-    Left out are those that mean something in a config of ours, of whatever topology, those that name code, and the
+    Left out are entries that mean something in a Blockformer config of any topology, entries that name code, and the
     number of layers that predict further tokens, which is ours where the checkpoint holds them whole.
     """
     if family.is_file:
@@ -35,13 +35,13 @@ def carry_others(family: Family, official: Mapping[str, Any], config: Pretrained
 
 
 def others_for(family: Family, config: PretrainedConfig) -> dict[str, Any]:
-    """The entries of a config of ours for other libraries, those that an official class would follow left out."""
+    """The entries of a Blockformer config for other libraries, without any that an official class would follow."""
     others = other_entries(config)
     return {name: others[name] for name in family.settings.unused(others)}
 
 
 def note_on_unused(family: Family, official: Mapping[str, Any], config: PretrainedConfig) -> list[str]:
-    """The family's note on entries that change nothing, and which of them a config of ours has; or no note."""
+    """The family's note on entries that change nothing, and which of them a Blockformer config has; or no note."""
     carried = [name for name in family.settings.unused(official) if name in other_entries(config)]
     are_all = len(carried) == len(family.settings.unused(official))
     which = "" if are_all else f"{', '.join(map(shown, carried))}: "

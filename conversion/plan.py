@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating-point dtype with the largest share, of those that are computed in: 8 bits are for storing."""
+        """The floating-point dtype with the largest share, except 8 bits, which are for storing only."""
         return next((dtype for dtype in self.sizes if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
 
 

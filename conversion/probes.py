@@ -52,7 +52,7 @@ def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe
     """Inputs that fit one of our models: random, structured (a ramp, a repetition), and padded on the left.
 
     What else the model takes is random (see `inputs_of`). Of a decoder the second random row is padded on the right;
-    encoders get right padding as an input of its own. Some official classes count padding among the positions and take
+    encoders get right padding as a separate input. Some official classes count padding among the positions and take
     no position ids: encoder-decoders with embedded positions, and families with `counts_padding`. They get right
     padding only. Models that recognize padding by its token count positions by themselves.
 

@@ -1,4 +1,4 @@
-"""Settings of `sentence-transformers` that name parts or options of the official model, as a repo of ours has them."""
+"""Settings of `sentence-transformers` that name parts or options of the official model, as our repos have them."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ BODY = "0.model."
 
 
 def translated(plan: Plan, checkpoint: Checkpoint) -> dict[str, Any]:
-    """File -> content, of the settings that mean something else in a repo of ours.
+    """File -> content, of the settings that mean something else in a Blockformer repo.
 
     Args:
         plan: of a conversion into our layout.

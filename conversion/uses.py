@@ -55,7 +55,7 @@ class Use(Protocol):
         """The groups that make the result's weights, from the groups that make the source's."""
 
     def files(self, config: PretrainedConfig, tokenizer: Any, before: Mapping[str, Any]) -> dict[str, Any]:
-        """File -> content of those that sentence-transformers reads; `before` are its settings in the source."""
+        """File -> content, of the files that sentence-transformers reads; `before` are its settings in the source."""
 
     def texts(self, few: bool) -> Texts:
         """The texts to compare on."""

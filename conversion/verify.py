@@ -119,7 +119,7 @@ class Parity:
 def compare(dtype: torch.dtype, original: Any, converted: Any, official: tuple[Any, Any] | None = None) -> Measured:
     """Compare the results of `run` for two models.
 
-    In 16 bits both round, in an order of their own: they may be twice as far apart as the official model is from its
+    In 16 bits both round, each in its own order: they may be twice as far apart as the official model is from its
     own results in float32, in both directions of a conversion.
 
     Args:

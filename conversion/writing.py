@@ -1,4 +1,4 @@
-"""What a conversion writes: weights, group by group, and the files around them in a repo of ours."""
+"""What a conversion writes: weights, group by group, and the files around them in a Blockformer repo."""
 
 import os
 import shutil
@@ -115,7 +115,7 @@ def _in_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class AroundWeights:
-    """What a conversion reads; and the files around the weights of a repo of ours that is made of it.
+    """What a conversion reads; and the files around the weights of a Blockformer repo that is made of it.
 
     Attributes:
         checkpoint, place: the source.

@@ -142,6 +142,8 @@ def draw(runs: list[dict]) -> str:
             canvas.line([(x(rate), y(points[rate])) for rate in sorted(points)], color=color, width=2.2)
             best = min(points, key=lambda rate, points=points: points[rate])
             canvas.circle(x(best), y(points[best]), 5.5, STRONG_ORANGE)
+    if max(losses) > high:
+        canvas.text(910, 402, f"losses above {high:g} are drawn there", size=11, anchor="end", fill=GREY)
     for index, size in enumerate(sorted(found["muP"])):
         canvas.line([(300 + 95 * index, 402), (324 + 95 * index, 402)], color=COLORS[index % 4], width=3)
         canvas.text(330 + 95 * index, 402, f"width {size}", size=11.5, anchor="start", fill=INK)

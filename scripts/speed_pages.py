@@ -218,7 +218,7 @@ def picture(run: Run) -> str:
         groups.append((work, [(*bar, base / bar[1]) for bar in zip(COLORS.values(), seconds, strict=True) if bar[1]]))
     longest = max(ratio for _, bars in groups for *_, ratio in bars)
     height = 70 + sum(18 * len(bars) + 14 for _, bars in groups)
-    canvas = Canvas(900, height, "Speed as a multiple of transformers, with tokens or texts per second")
+    canvas = Canvas(900, height + 22, "Speed as a multiple of transformers, with tokens or texts per second")
     x = 330
     for name, color in COLORS.items():
         if run.has_both or name != PEER_BOTH:
@@ -236,6 +236,7 @@ def picture(run: Run) -> str:
             y += 18
         y += 14
     canvas.line([(left + width / longest, 40), (left + width / longest, y)], GREY, 1, dashed=True)
+    canvas.text(left, y + 12, "Bars: speed as a multiple of transformers', the dashed line.", 11, "start", fill=GREY)
     return canvas.finish()
 
 

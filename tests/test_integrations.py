@@ -442,7 +442,7 @@ def test_a_head_whose_bias_peft_drops_is_refused():
     adapted = peft.get_peft_model(copy.deepcopy(a_model), peft.LoraConfig(**settings)).eval()
     assert_close(adapted(**inputs).logits, a_model.eval()(**inputs).logits)
     adapted = peft.get_peft_model(a_model, peft.LoraConfig(**settings, ensure_weight_tying=True))
-    with pytest.raises(ValueError, match="lm_head has lost its bias.*ensure_weight_tying"):
+    with pytest.raises(ValueError, match=r"lm_head has lost its bias.*ensure_weight_tying"):
         adapted(**inputs)
 
 

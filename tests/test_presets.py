@@ -50,7 +50,7 @@ def test_all_names_are_listed_and_a_size_is_a_preset_like_another():
     assert not PRESETS.keys() & SIZES.keys()
     config = preset("qwen3-0.6b", num_hidden_layers=2, hidden_size=64)
     assert (config.num_hidden_layers, config.hidden_size, config.head_dim, config.qk_norm) == (2, 64, 128, True)
-    with pytest.raises(ValueError, match=r"qwen3-0\.6b, .*Did you mean 'qwen3-0.6b'\?"):
+    with pytest.raises(ValueError, match=r"no preset is called 'qwen3-0\.6'\. Did you mean 'qwen3-0.6b'\?"):
         preset("qwen3-0.6")
 
 
@@ -100,6 +100,15 @@ def test_what_was_given_stays_and_is_refused_where_it_contradicts():
         preset("qwen3", position_type="learned", rope_parameters={"rope_theta": 5.0})
     assert preset("opt", position_type="learned").position_offset == 2
     assert preset("gemma2", norm_type="layer_norm").norm_weight == "zero_centered"
+
+
+def test_a_name_that_no_preset_has_gets_a_hint():
+    with pytest.raises(
+        ValueError, match=r"'Qwen/Qwen3-0\.6B'\. Did you mean 'qwen3-0\.6b'\? preset\(\) lists all names, and from"
+    ):
+        preset("Qwen/Qwen3-0.6B")
+    with pytest.raises(ValueError, match=r"has no field 'num_experts'\. It is a field of BlockformerDecoderConfig\."):
+        preset("bert", num_experts=4)
 
 
 def test_all_unknown_fields_are_named_at_once_and_official_names_with_ours():

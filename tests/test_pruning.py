@@ -178,6 +178,11 @@ def test_what_cannot_be_pruned_is_refused(name, changes, heads, message):
         prune_heads(model_of(name, **changes), heads)
 
 
+def test_heads_without_their_layers_are_refused():
+    with pytest.raises(TypeError, match=r"heads must map layers to their heads, .*, not \[0\]"):
+        prune_heads(model_of("gpt2"), [0])
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [

@@ -133,6 +133,7 @@ def test_a_bare_stack_stays_bare_and_all_at_once(tmp_path):
         ("llama", {"tie_word_embeddings": True}, "would drop one of two matrices that differ: leave it out"),
         ("llama", {"kv_heads": 3}, "must divide the model's 4"),
         ("llama", {"num_key_value_heads": 2}, r"k_proj.weight is \[.*, the old one.s .*: reshape changes sizes"),
+        ("llama", {"num_hidden_layers": 2}, r"num_hidden_layers=2 does not say which: name the layers to keep"),
         ("llama", {"topology": "coder"}, "must be one of decoder, encoder"),
         ("gpt2", {"experts": 2}, "gated feed-forward networks without biases"),
         ("mixtral", {"experts": 2}, "already has experts"),

@@ -73,7 +73,7 @@ class Article(Names[Head], ABC):
         must_have, may_have: what its settings file must and may hold: name -> kind.
         heads_of: its names for the width and the number of heads.
         embeddings: its matrices over the vocabulary -> ours, the embeddings first.
-        shared: those that may be one tensor: (setting of ours, the copy, what it is a copy of).
+        shared: tensors that may be one: (setting of ours, the copy, what it is a copy of).
     """
 
     must_have: ClassVar[Mapping[str, Kind]]

@@ -27,7 +27,7 @@ FEED_FORWARD = {"ffn.layers.0": "mlp.up_proj", "ffn.layers.2": "mlp.down_proj"}
 
 @dataclass(kw_only=True, eq=False)
 class ArticleGPT(Article):
-    """`MyGPTModel`: learned positions, pre-norm, tanh GELU, a head of its own without bias.
+    """`MyGPTModel`: learned positions, pre-norm, tanh GELU, its own head without bias.
 
     The class of the attention is imported in the article and not printed; its tensors are known by how they are named.
     """

@@ -10,6 +10,7 @@ from typing import Any
 from blockformer.files.errors import ConversionError, shown
 
 from .head import Head
+from .index import NAMES
 
 FSDP = "FSDP"
 """What it puts before the name of a class."""
@@ -70,7 +71,10 @@ def unknown_class(
     if any(name.startswith(WRAPPERS) for name in named):
         why = "the name of a wrapper and not of the model in it"
     said = f"config.json: architectures is {shown(named)}, {why}; of {what} there are {', '.join(known) or 'none'}"
-    if fitting is not None:
+    model_type = official.get("model_type")
+    if model_type in NAMES and shown(model_type) != what:
+        said += f". Its model_type is {shown(model_type)}: leave out the family"
+    elif fitting is not None:
         said += f'. If this is one of them, write "architectures": ["{fitting.official}"], which fits the tensors'
     elif known:
         said += '. If this is one of them, write its name there, as in "architectures": ["' + next(iter(known)) + '"]'

@@ -143,7 +143,7 @@ class Matrices:
 
 
 def has_own_vocabularies(config: PretrainedConfig) -> bool:
-    """Whether a config of ours is written with a vocabulary for each side, where the family has that."""
+    """Whether a Blockformer config is written with a vocabulary for each side, where the family has that."""
     return not config.share_embeddings and (config.decoder_vocab_size is not None or config.tie_word_embeddings)
 
 
@@ -280,7 +280,7 @@ def _by_values(
 
 
 def _written(traits: Collection[str]) -> tuple[str, ...]:
-    """The embeddings that the official class stores, of those that are there."""
+    """The embeddings that the official class stores, if they are there."""
     return (ENCODER, DECODER) if OWN in traits else EMBEDDINGS if UNTIED in traits else (SHARED,)
 
 

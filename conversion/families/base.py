@@ -43,7 +43,7 @@ class Family:
         config_class: name of the official configuration class in transformers; None: it begins as the first class does.
         names: how its checkpoints name and store tensors; None: as a decoder with Llama's names.
         settings: how its configs say what a model is; None: as a decoder's with the usual fields.
-        structure: our fields that are the same in all of its models, except those that `settings` reads from a field.
+        structure: our fields that are the same in all of its models, except what `settings` reads from a field.
         fresh: what a fresh model has beyond its structure; None: the family has no preset.
         oracle: how the official class is run; None: as for all families of these names.
         model_type: the official one, if that is not the name.
@@ -113,10 +113,10 @@ class Family:
         return settings
 
     def config_to(self, config: PretrainedConfig) -> dict[str, Any]:
-        """The official `config.json` for a config of ours.
+        """The official `config.json` for a Blockformer config.
 
         Raises:
-            ConversionError: naming every field of ours that the family cannot express.
+            ConversionError: naming every Blockformer field that the family cannot express.
         """
         lines = self.differences(config)
         if self.is_file:
@@ -126,7 +126,7 @@ class Family:
         return self.settings.write(config, self.names.head(self.names.variant_for(config)))[0]
 
     def differences(self, config: PretrainedConfig) -> list[str]:
-        """The fields of a config of ours that this family cannot express, with what it would need; empty: none.
+        """The fields of a Blockformer config that this family cannot express, with what it would need; empty: none.
 
         They are the fields that are not the same after `config_to` and `config_from`.
         """

@@ -151,7 +151,7 @@ class EncoderNames(Names[EncoderHead]):
         return CheckpointVariant(head.official, frozenset(traits))
 
     def find_head(self, official, names):
-        """See `Names.find_head`; a decoder has heads of its own, and a head's model may be named with its stack."""
+        """See `Names.find_head`; a decoder has its own heads, and a head's model may be named with its stack."""
         is_decoder = official.get("is_decoder", False) is True
         known = [head for head in self.heads if head.is_decoder == is_decoder]
         if not known:

@@ -23,7 +23,7 @@ SCALE = RootOfWidth("scale_embedding")
 
 
 def read_dropout(official):
-    """Without a dropout of its own, the official head of tokens has the layers'."""
+    """Without its own dropout, the official head of tokens has the layers'."""
     if not official.head.official.endswith(TOKENS):
         return {}
     return {"classifier_dropout": official.entries.get("classifier_dropout")}

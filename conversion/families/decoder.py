@@ -101,9 +101,9 @@ class DecoderNames(Names[Head]):
         outer: official module outside of the layers -> ours.
         layers: what the official names of a layer's tensors begin with.
         root, qa_root, token_head, head_bias, bare_root: see `decoder_heads`.
-        split: how a module that holds several of ours does so, for a config of ours; None: one after the other.
+        split: how a module that holds several of ours does so, for a Blockformer config; None: one after the other.
         pairs: whether the official class turns neighbouring channels of a head.
-        more_rules: a config of ours -> more rules of a layer, without its prefix.
+        more_rules: a Blockformer config -> more rules of a layer, without its prefix.
         ignored: see `RuleTable`; official names of the stack: of computed tensors, or of layers after the model's.
         outside: the same of tensors that lie outside of the stack.
         further: where checkpoints hold layers that predict further tokens, a value of the settings, too; None: ours has

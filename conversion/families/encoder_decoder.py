@@ -25,7 +25,7 @@ from .settings import Settings
 SHARED, ENCODER, DECODER = EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LM_HEAD = "lm_head.weight"
 UNTIED, SEPARATE = "untied", "separate"
-"""Traits, after the names of the stored embeddings: a head of its own, and embeddings of its own for each stack."""
+"""Traits, after the names of the stored embeddings: its own head, and separate embeddings for each stack."""
 BOTH = "BlockformerEncoderDecoder"
 
 

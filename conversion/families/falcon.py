@@ -37,7 +37,7 @@ def read_architecture(official):
 
 
 def is_new(config) -> bool:
-    """Whether a config of ours needs the new architecture."""
+    """Whether a Blockformer config needs the new architecture."""
     return config.residual == "parallel" or config.num_key_value_heads not in (1, config.num_attention_heads)
 
 

@@ -22,14 +22,14 @@ EMBEDDINGS = "embed_tokens.weight"
 
 
 class OwnEmbeddings(EncoderDecoderNames):
-    """The names of two stacks with embeddings of their own, whose positions are computed."""
+    """The names of two stacks with their own embeddings, whose positions are computed."""
 
     def ignored(self, variant, config):
         return [*TABLES]
 
 
 def rules_with_embeddings(stack, config):
-    """The rules of a stack, which has embeddings of its own."""
+    """The rules of a stack, which has its own embeddings."""
     return [*stack_rules(stack, config), Rule(EMBEDDINGS, EMBEDDINGS)]
 
 

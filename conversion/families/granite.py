@@ -89,7 +89,7 @@ IN_FILES = Ending(
 
 
 def sparse_rules(config):
-    """The rules of a sparse layer, which has names of its own."""
+    """The rules of a sparse layer, which has its own names."""
     width = config.shared_expert_intermediate_size
     gate_and_up = ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight")
     return [

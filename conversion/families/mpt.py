@@ -22,7 +22,7 @@ USUAL = {
 
 
 def read_attention(official):
-    """The settings of attention, which are a config of their own."""
+    """The settings of attention, which are a separate config."""
     config = official.config.attn_config
     said = {name: getattr(config, name) for name in USUAL}
     wrong = [

@@ -36,7 +36,7 @@ class Names(ABC, Generic[HeadKind]):
         spellings: how names in all its checkpoints differ from the names in the official class.
         former_classes: earlier names of official classes -> today's.
         has_own_layout: whether an official class has these models by themselves, not only as the text of a composite.
-        refused: official classes of this `model_type` that no class of ours can be, with the reason.
+        refused: official classes of this `model_type` that no Blockformer class can be, with the reason.
         family, heads, settings: the family's name, heads and settings, which it enters.
     """
 
@@ -76,7 +76,7 @@ class Names(ABC, Generic[HeadKind]):
         return next(head for head in self.heads if head.official == variant.head)
 
     def head_for(self, config: PretrainedConfig) -> HeadKind | None:
-        """The head that a config of ours is for; the first of its topology where it does not say."""
+        """The head that a Blockformer config is for; the first of its topology where it does not say."""
         heads = [head for head in self.heads if head.config_class.model_type == config.model_type]
         if config.architectures:
             heads = [head for head in heads if head.ours == config.architectures[0]]
@@ -199,7 +199,7 @@ class Names(ABC, Generic[HeadKind]):
         return CheckpointVariant(head.official, self.traits_of_ties(head, official, names or ()))
 
     def variant_for(self, config: PretrainedConfig, earlier: CheckpointVariant | None = None) -> CheckpointVariant:
-        """The variant in which a config of ours is written.
+        """The variant in which a Blockformer config is written.
 
         Args:
             config: ours.
@@ -323,5 +323,5 @@ class Names(ABC, Generic[HeadKind]):
         return []
 
     def notes_on_writing(self, config: PretrainedConfig) -> list[str]:
-        """What a user must know about writing a model of this config of ours in the official layout."""
+        """What a user must know about writing a model of this Blockformer config in the official layout."""
         return []

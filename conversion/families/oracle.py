@@ -17,7 +17,7 @@ class Oracle:
 
     Attributes:
         counts_padding: whether it counts padding among the positions, and takes no position ids.
-        position_shift: a config of ours -> what must be added to its position ids to get the official ones.
+        position_shift: a Blockformer config -> what must be added to its position ids to get the official ones.
         prepared: an official model -> the same with what it can compute by itself as exact as its dtype allows, however
             it was stored.
         not_runnable: (family, config of ours) -> why transformers cannot run the official model any more, or None.

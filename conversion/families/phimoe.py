@@ -1,7 +1,7 @@
-"""Phi-3.5-MoE (Abdin et al., 2024): Mixtral with layer norms, biases and a router of its own, SparseMixer (Liu et al.).
+"""Phi-3.5-MoE (Abdin et al., 2024): Mixtral with layer norms, biases and its own router, SparseMixer (Liu et al.).
 
 In evaluation an expert's weight is its share among the logits near its own. In training the official router draws
-experts at random and has a gradient of its own; ours takes the same experts and weights as in evaluation. In texts
+experts at random and has its own gradient; ours takes the same experts and weights as in evaluation. In texts
 longer than `original_max_position_embeddings` ours turns by the long factors, transformers 5.23 by the short ones.
 """
 

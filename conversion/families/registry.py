@@ -87,10 +87,10 @@ def family_of(official: Mapping[str, Any]) -> Family:
             raise ConversionError(
                 f'config.json: model_type {shown(model_type)} is not known; write "model_type": "{spelled}"'
             )
-        known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
+        known = {family.model_type for family in FAMILIES.values()}
         lacks = f" by transformers {transformers.__version__}; install a newer one" if names else ""
         said = f"model_type {shown(model_type)} is not supported{lacks}{nearest(official)}"
-        raise ConversionError(f"config.json: {said}. There are {known}")
+        raise ConversionError(f"config.json: {said}. docs/supported.md lists the {len(known)} that are")
 
     def is_meant(family: Family) -> bool:
         named = family.names.named(official)
@@ -140,7 +140,7 @@ def official_names(config_class: type[PretrainedConfig]) -> dict[str, str]:
 
 
 def family_for(config: PretrainedConfig) -> Family:
-    """The family that can express a config of ours; the most demanding one if several can.
+    """The family that can express a Blockformer config; the most demanding one if several can.
 
     Raises:
         ConversionError: none can; what keeps the nearest one from it is listed.

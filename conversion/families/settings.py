@@ -54,7 +54,7 @@ class Settings:
 
     Attributes:
         fields: official field -> ours, or several of ours that it sets together, beyond `usual`. Several official
-            fields of one field of ours must be equal, except dropouts: they do nothing in evaluation, and the first is
+            fields for one of ours must be equal, except dropouts: they do nothing in evaluation, and the first is
             taken.
         usual: the same for many families: each holds where the official class has it, and neither `fields` say
             otherwise nor `unsupported`. None: what all of these names have (`Names.usual_fields`).
@@ -252,7 +252,7 @@ class Settings:
     # From ours to the official ones.
 
     def write(self, config: PretrainedConfig, head: Head) -> tuple[dict[str, Any], list[NotExpressible]]:
-        """The official entries for a config of ours with this head, and what they cannot say of it."""
+        """The official entries for a Blockformer config with this head, and what they cannot say of it."""
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.model_type}
         official.update({theirs: getattr(config, names[0]) for theirs, names in self.meanings.items()})
         lacking = [NotExpressible(name, "set") for name in self.not_none if getattr(config, name) is None]
@@ -278,7 +278,7 @@ class Settings:
     def unused(self, official: Mapping[str, Any]) -> list[str]:
         """Entries of an official `config.json` that change nothing, since the official class makes nothing of them.
 
-        A second dropout of one field of ours is one of them where it differs from the first, which is taken; so are
+        A second dropout for one of our fields is one of them where it differs from the first, which is taken; so are
         settings that only act in training.
         """
         known = {*self.defaults.to_dict(), *ABOUT_THE_FILE, *NEVER_FOLLOWED}

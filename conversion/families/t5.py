@@ -121,7 +121,7 @@ def stack_rules(stack, config):
 
 
 def read_activation(official):
-    """The feed-forward network; fresh weights have deviations of their own."""
+    """The feed-forward network; fresh weights have their own deviations."""
     config = official.config
     return {"gated_mlp": config.is_gated_act, "hidden_act": config.dense_act_fn, "initializer_range": None}
 

@@ -93,7 +93,7 @@ def _write_stacks(config, head):
 
 
 def stack_rules(stack, config):
-    """The rules of a stack, which has embeddings of its own."""
+    """The rules of a stack, which has its own embeddings."""
     layer = LAYER | (CROSS_ATTENTION if stack == "decoder" else {})
     modules = {"embed_tokens": "embed_tokens", "norm": "norm"}
     modules |= {PREFIX + theirs: PREFIX + ours for theirs, ours in layer.items()}

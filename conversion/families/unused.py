@@ -71,7 +71,7 @@ def _other(value: Any) -> Any:
 def other_dropouts(
     fields: Mapping[str, Sequence[str]], defaults: PretrainedConfig, official: Mapping[str, Any]
 ) -> list[str]:
-    """Dropouts that differ from another official one of the same field of ours, which stands for both.
+    """Dropouts that differ from another official one of the same Blockformer field, which stands for both.
 
     Args:
         fields: official field -> ours.

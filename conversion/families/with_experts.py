@@ -56,7 +56,7 @@ class ExpertNames(DecoderNames):
         router: the official name of the router.
         sparse: the other official modules of a sparse layer -> ours, without prefix.
         bias_of_choice: the official name of the router's selection bias [E], or [1, E] where `published` moves it.
-        sparse_rules: a config of ours -> the rules of a sparse layer, without its prefix; None for the usual ones.
+        sparse_rules: a Blockformer config -> the rules of a sparse layer, without its prefix; None for the usual ones.
     """
 
     published: OneByOne | None = field(default_factory=OneByOne)

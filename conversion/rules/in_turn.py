@@ -98,7 +98,7 @@ def _steps(op: Operation) -> list[Operation]:
 
 
 def _simplified(steps: Iterable[Operation]) -> Operation:
-    """The operation of these steps, without those that undo the one before."""
+    """The operation of these steps, without any that undoes the step before it."""
     kept: list[Operation] = []
     for step in steps:
         if kept and _is_undone(kept[-1], step):

@@ -304,7 +304,7 @@ class BlockDiagonal:
 
 @dataclass(frozen=True)
 class Each:
-    """An operation of its own for each tensor."""
+    """Its own operation for each tensor."""
 
     ops: tuple[Reversible, ...]
 

@@ -1,6 +1,6 @@
 """The conversion engine: one table of rules, planned from only the headers, run group by group, reversed by code.
 
-A rule says which tensors of the official layout make which tensors of ours, and through which operation. Names may
+A rule says which tensors of the official layout make which of our tensors, and through which operation. Names may
 hold numbered placeholders: `model.layers.{layer}.mlp.up_proj.weight` stands for every layer.
 """
 

@@ -58,7 +58,7 @@ def group_size(official: Mapping[str, Any]) -> int | None:
 
 
 def entries_for(config: PretrainedConfig) -> dict[str, Any]:
-    """The official entries for a config of ours with 4-bit weights."""
+    """The official entries for a Blockformer config with 4-bit weights."""
     return {
         "backend": "autoawq",
         "bits": 4,

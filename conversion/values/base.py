@@ -1,4 +1,4 @@
-"""What a value of a config is: fields of ours that need more than a renaming, read and written."""
+"""What a value of a config is: our fields that need more than a renaming, read and written."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Value(Protocol):
 
 
 class NotExpressible(ConversionError):
-    """A field of ours whose value a family cannot write.
+    """A Blockformer field whose value a family cannot write.
 
     Args:
         name: the field.

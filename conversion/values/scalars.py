@@ -91,7 +91,7 @@ class RootOfWidth(Value):
 
 @dataclass(frozen=True)
 class Flag(Value):
-    """A field of ours of which an official flag chooses the value.
+    """A Blockformer field of which an official flag chooses the value.
 
     Args:
         theirs: the flag.

@@ -73,7 +73,7 @@ class ScansByLayer(Value):
 
     def read(self, official):
         config = official.config
-        # Earlier releases have names of their own.
+        # Earlier releases have their own names.
         words = {"linear_attention": SCAN, "mamba": SCAN, FULL: FULL, "attention": FULL}
         if strange := sorted(set(config.layer_types) - set(words)):
             raise ConversionError(f"config.json: layer_types names {strange[0]}, which this family does not have")

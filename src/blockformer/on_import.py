@@ -66,7 +66,7 @@ def _register_configs() -> bool:
 
 
 def _stand_in(base: type, model_type: str, name: str) -> type:
-    """A class that makes configs of ours; with the first of them our own class takes its place in the Auto classes."""
+    """A class that makes our configs; with the first of them our own class takes its place in the Auto classes."""
 
     def our_class():
         return getattr(importlib.import_module(PACKAGE), name)

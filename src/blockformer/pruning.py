@@ -37,7 +37,7 @@ def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> P
         The new model, in evaluation mode, with the dtype and the device of the old one. Its config has `pruned_heads`.
 
     Raises:
-        TypeError: the model is not one of Blockformer's.
+        TypeError: the model is not one of Blockformer's, or `heads` is not a mapping.
         ValueError: there are no such heads, or the model cannot be pruned: an encoder-decoder, 4-bit weights, a norm
             over all heads, disentangled positions.
 
@@ -45,6 +45,8 @@ def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> P
         >>> smaller = prune_heads(model, {0: [1, 3], 5: [0]})  # doctest: +SKIP
     """
     config = _config_of(model)
+    if not isinstance(heads, Mapping):
+        raise TypeError(f"heads must map layers to their heads, such as {{0: [1, 3]}}, not {heads!r}.")
     pruned = {layer: set(gone) for layer, gone in (config.pruned_heads or {}).items()}
     for layer, more in heads.items():
         pruned[layer] = pruned.get(layer, set()) | set(more)

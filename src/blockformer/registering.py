@@ -44,7 +44,7 @@ _LOCK = threading.Lock()
 
 
 def register(file: str | PathLike[str]) -> dict[str, list[str]]:
-    """Make the blocks in a file of yours values of their axes.
+    """Make the blocks in your file values of their axes.
 
     The file is Python, and imports only torch and its siblings in a repo (`from .blocks import block`). Each class in
     it under `@block(axis, value)` is one more value of that axis: `norm_type` (called with the config and the size of
@@ -121,7 +121,7 @@ def _check_source(path: Path, source: bytes) -> None:
             raise ValueError(
                 f"{where}: '{'.' * node.level}{node.module or ''}' is not a file next to it in a repo: {fix}."
             )
-    # The loader of remote code finds imports by this pattern, in texts too.
+    # The loader of remote code finds imports by this pattern, also in strings.
     for name in re.findall(r"^\s*(?:from|import)\s+\.(\S+)", text, re.MULTILINE):
         if name not in siblings:
             raise ValueError(f"{path}: a line of text looks like an import of '.{name}' to transformers: reword it.")

@@ -86,6 +86,10 @@ def reshape(
         fix = "convert the checkpoint with dequantize (--dequantize bfloat16) first"
         raise ValueError(f"4-bit weights cannot be reshaped: {fix}.")
     check_changes(changes, "reshape", ("topology", "layers", "kv_heads", "experts", "seed"))
+    count = changes.get("num_hidden_layers", config.num_hidden_layers)
+    if count != config.num_hidden_layers and not getattr(config, "num_hidden_groups", None):
+        fix = "name the layers to keep, as in layers=[0, 2, 4]"
+        raise ValueError(f"num_hidden_layers={count} does not say which: {fix}.")
     if topology is not None and topology not in TOPOLOGIES:
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, not {topology!r}.")
     _check_numbers(layers, kv_heads=kv_heads, experts=experts)

@@ -46,7 +46,7 @@ def decoder():
             for starts, shape in (([], "[0]"), ([0], "[1]"), ([[0, 3]], "[1, 2]"))
         ),
         ({"input_ids": token_ids(1, 2).numpy()}, "input_ids must be a tensor of int64 or int32, not ndarray"),
-        ({"input_ids": [[1, 2]]}, "input_ids must be a tensor of int64 or int32, not list"),
+        ({"input_ids": [[1, 2]]}, "input_ids must be a tensor of int64 or int32, not list: use model(**tokenizer("),
         *(
             ({"input_ids": token_ids(2, 5), "labels": labels}, f"pass 10 int64 labels, one per prediction, not {given}")
             for labels, given in (

@@ -145,6 +145,8 @@ def test_sequence_regression_and_several_labels():
     ours, theirs = with_head(BlockformerDecoderForSequenceClassification, Qwen3ForSequenceClassification, num_labels=4)
     several = torch.randint(0, 2, (3, 4)).float()
     assert_close(ours(ids, labels=several).loss, theirs(ids, labels=several).loss)
+    with pytest.raises(ValueError, match=r"pass labels of \[3, 4\], or one int64 class a row, not \[3\]\."):
+        ours(ids, labels=scores)
 
 
 def test_token_classification():

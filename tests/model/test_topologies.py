@@ -43,6 +43,16 @@ def test_a_model_refuses_a_config_of_another_topology(kind, other):
             assert "blockformer.reshape" in str(error.value)
 
 
+def test_a_field_that_was_set_by_hand_is_checked_when_the_model_is_built():
+    """Else it would train and save, and nothing could load it again."""
+    config = blockformer.BlockformerDecoderConfig(**SMALL)
+    config.position_type = "rotery"
+    with pytest.raises(ValueError, match=r"position_type must be one of .*, not 'rotery'\. Did you mean 'rotary'\?"):
+        blockformer.BlockformerDecoderForCausalLM(config)
+    config.position_type, config.use_cache = "rotary", False
+    assert not blockformer.BlockformerDecoderForCausalLM(config).config.use_cache
+
+
 def test_a_folder_of_another_layout_or_topology_says_how_to_load_it(tmp_path):
     BertModel(BertConfig(**OFFICIAL)).save_pretrained(tmp_path / "official")
     blockformer.BlockformerEncoderModel(blockformer.BlockformerEncoderConfig(**SMALL)).save_pretrained(

@@ -149,6 +149,11 @@ def test_every_repo_of_a_topology_has_the_same_code_however_it_is_written(tmp_pa
 OF_STATES = ("blocks.py", "delta_rule.py", "hybrid.py", "scaled_feed_forward.py", "state_space.py", "states.py")
 
 
+def test_the_name_of_a_folder_is_not_a_model(tmp_path):
+    with pytest.raises(ValueError, match=r"str is not a Blockformer model: load it first\."):
+        export_model("folder", tmp_path / "export")
+
+
 def test_the_code_of_a_repo_can_be_read_in_an_afternoon(tmp_path):
     """Of every preset, with every part that it uses."""
     for name in blockformer.preset():

@@ -85,6 +85,9 @@ def run_convert(
         raise ConversionError("--into cannot be combined with another shape or use; convert in two steps")
     if shape:
         options.pop("into")
+    targets = ("decoder", "encoder", "encoder-decoder", *USES)
+    if shape.get("topology", targets[0]) not in targets:
+        raise ConversionError(f"--as must be one of {', '.join(targets)}, not '{shape['topology']}'")
     if shape.get("topology") in USES:
         _run_for_search(src, dst, shape, options)
         return
@@ -173,7 +176,7 @@ def _run_reshaped(src: str, dst: str, shape: dict[str, Any], options: dict[str, 
 
 
 def _refuse_of_convert(what: str, options: dict[str, Any]) -> None:
-    """Take the options of `OF_CONVERT` out, and refuse those that are set."""
+    """Take the options of `OF_CONVERT` out, and refuse any that is set."""
     for name, flag in OF_CONVERT.items():
         if options.pop(name) not in (None, False):
             raise ConversionError(f"{what} cannot be combined with {flag}; convert in two steps")
@@ -213,7 +216,7 @@ def _show(report: "ConversionReport", title: str) -> None:
 
 
 def _show_compared(report: "ConversionReport", title: str) -> None:
-    """The same for a target that may be compared with its source; ends with a status of its own if it could not be."""
+    """The same for a target that may be compared with its source; ends with its own status if it could not be."""
     _show(report, title)
     if report.parity is None:
         print("not compared with the source (--no-verify)")

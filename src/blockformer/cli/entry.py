@@ -69,5 +69,7 @@ def _sentence(error: BaseException) -> str:
         return message
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, FileNotFoundError) and message:
+        return message
     kind = type(error).__name__
     return f"{kind}: {message.splitlines()[0]} (--debug shows more)" if message else f"{kind} (--debug shows more)"

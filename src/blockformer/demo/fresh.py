@@ -1,6 +1,6 @@
 """Load a published repo where `blockformer` cannot be imported, check it, and stream text from it.
 
-Run by its path in a process of its own: `python fresh.py REPO EXPECTED PROMPT MAX_NEW_TOKENS`. EXPECTED is a
+Run by its path in its own process: `python fresh.py REPO EXPECTED PROMPT MAX_NEW_TOKENS`. EXPECTED is a
 `torch.save` of `input_ids` [B, T], `logits` [B, T, V] and `generated` [B, T + N], as the model gave them before it was
 published.
 Exits non-zero when anything differs; standard output only holds the streamed text.

@@ -31,7 +31,7 @@ def expectation(model: PreTrainedModel, held_out_ids: torch.Tensor) -> dict[str,
 
 
 def reload_elsewhere(repo: Path, expected: dict[str, torch.Tensor], console: Console, new_tokens: int) -> None:
-    """Run fresh.py on the repo in a process of its own, passing its text on as it comes.
+    """Run fresh.py on the repo in its own process, passing its text on as it comes.
 
     Raises:
         RoundTripError: it ended with anything but 0; the message has its last lines.

@@ -191,7 +191,7 @@ def _outline(family: Family, flags: Mapping[str, Any]) -> Outline:
     entries |= {"tie_word_embeddings": False} if "tie_word_embeddings" in family.settings.meanings else {}
     sizes = {APART[size]: size for size in "VCIP"} | {3 * APART["C"]: THREE, 6: "D", 12: "K"}
     attempts = [(entries, sizes)]
-    if "D" in names:  # a head may have a size of its own
+    if "D" in names:  # a head may have its own size
         attempts.insert(0, ({**entries, names["D"]: 8}, {**sizes, 8: "D", 16: "K", 32: "Q"}))
     for asked, known in attempts:
         try:

@@ -76,7 +76,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class OwnEach:
-    """An operation of its own for each tensor."""
+    """Its own operation for each tensor."""
 
     ops: tuple[Operation, ...]
 

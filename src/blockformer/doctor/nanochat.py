@@ -1,4 +1,4 @@
-"""nanochat's `model_<step>.pt` with `meta_<step>.json`, of its first architecture, as a model of ours.
+"""nanochat's `model_<step>.pt` with `meta_<step>.json`, of its first architecture, as a Blockformer model.
 
 A squared ReLU, RMS norms without a factor (also on queries and keys), a norm after the embeddings, a soft cap of the
 logits. Its norm of queries and keys comes after the rotation, which changes no length, and its rotation turns the other

@@ -37,7 +37,7 @@ class Model:
     """The model that computes the same.
 
     Attributes:
-        family: the name of its official family; None for a model of ours.
+        family: the name of its official family; None for a Blockformer model.
         config: of our class.
     """
 
@@ -59,7 +59,7 @@ class OwnCode:
         ignored: names that are left out: what the code computes again.
         within: the entry of that file that holds them; "" for the whole file.
         fills: endings of tensors that the code does without -> what their elements are for the same result.
-        families: the official families that it can be written of; None for models of ours.
+        families: the official families that it can be written of; None for our models.
         back: the model -> its settings, or of a code that saves none what the user says of it; None where nothing is
             written.
         adds: the model -> tensors of a checkpoint that the code computes, and that it shows its settings by.

@@ -33,7 +33,7 @@ SPECIAL = 3
 def write_own_tokenizer(
     source: Path, target: Path, rows: int | None, entries: Mapping[str, Any], tiktoken: str | None = None
 ) -> list[str]:
-    """Write `tokenizer.json` of a tokenizer that lies in a format of its own code. Returns a sentence for the report.
+    """Write `tokenizer.json` of a tokenizer that lies in its own code's format. Returns a sentence for the report.
 
     Args:
         source: the folder of the checkpoint.

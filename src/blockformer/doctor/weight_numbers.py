@@ -152,7 +152,7 @@ def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo], unrea
         said = f"NaN or infinite numbers in {counted(len(bad), 'tensor')}:{listed(map(shown, bad), 6)}"
         fix = "take an earlier checkpoint: training diverged, or the file was cast to a dtype with too small a range"
         findings.append(Finding("nonfinite", ERROR, said, fix, names=tuple(bad)))
-    # A row by itself is no matrix: BART's final_logits_bias, [1, V], is zero in most checkpoints.
+    # A single row is not a matrix: BART's final_logits_bias, [1, V], is zero in most checkpoints.
     zero = [name for name, each in read.items() if each.constant == 0 and sum(n > 1 for n in infos[name].shape) > 1]
     if zero:
         said = f"{counted(len(zero), 'matrix', 'matrices')} {are(zero)} all zero:{listed(map(shown, zero), 6)}"

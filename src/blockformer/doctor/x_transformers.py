@@ -1,4 +1,4 @@
-"""x-transformers' plain decoder and encoder (`TransformerWrapper`), as models of ours.
+"""x-transformers' plain decoder and encoder (`TransformerWrapper`), as Blockformer models.
 
 Norms come first and have no bias, and neither has attention; today's releases add one to the factor of each norm.
 Positions are learned or rotary, the network is plain or gated. A checkpoint holds no settings: what leaves no tensor is

@@ -1,4 +1,4 @@
-"""Generation settings. Older checkpoints keep them in `config.json`, without a file of their own."""
+"""Generation settings. Older checkpoints keep them in `config.json`, without their own file."""
 
 import json
 import os

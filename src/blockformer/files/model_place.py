@@ -1,6 +1,6 @@
-"""Where the model of a repo of `sentence-transformers` lies: next to `modules.json`, or in a folder of its own.
+"""Where the model of a repo of `sentence-transformers` lies: next to `modules.json`, or in its own folder.
 
-Older releases wrote `0_Transformer/` next to `1_Pooling/`. A repo of ours always has the model next to `modules.json`,
+Older releases wrote `0_Transformer/` next to `1_Pooling/`. Our repos always have the model next to `modules.json`,
 where Auto classes look. So the files of such a source are read as if they lay there (`laid_flat`), and the way back
 puts the model into its folder again (`put_into_its_folder`).
 """
@@ -71,7 +71,7 @@ def modules_of(read: Callable[[str], Any], inner: str) -> tuple[Any, Any]:
 
 
 def put_into_its_folder(target: Path, inner: str, around: Iterable[str]) -> None:
-    """Move the files of the model in an official folder into a folder of its own.
+    """Move the files of the model in an official folder into its own folder.
 
     Args:
         target: the folder, as if the model lay next to `modules.json`.

@@ -83,7 +83,7 @@ def new_repo(
 def check_whole(folder: Path) -> None:
     """Check that a repo can be loaded: settings, all files of the weights, and the code that its settings name.
 
-    An official folder may have its model in a folder of its own.
+    An official folder may have its model in its own folder.
 
     Raises:
         ConversionError: naming what is missing or damaged.

@@ -21,7 +21,7 @@ REMEDY = (
 
 
 def without_empty(official: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries without those of `FIELDS` that are empty, which transformers refuses to load."""
+    """The entries without empty ones of `FIELDS`, which transformers refuses to load."""
     return {name: value for name, value in official.items() if name not in FIELDS or value}
 
 
@@ -88,7 +88,7 @@ EIGHT_BITS = tuple(
 SCALES = ("weight_scale", "weight_scales", "weight.scale", "weight.scales", "scale", "scales", "weights_scaling_factor")
 """Names of the scales of a weight, next to its own."""
 FEWEST = 4
-"""Matrices of whole numbers that a library must have made; fewer are a fault of their own."""
+"""Matrices of whole numbers that a library must have made; fewer are a separate fault."""
 
 
 def lost_quantization(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | None:
@@ -124,7 +124,7 @@ def _kind(info: HasHeader) -> str:
 
 
 def refuse_quantized(entries: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -> None:
-    """Refuse a repo of ours whose weights a library has quantized, or whose `config.json` says so.
+    """Refuse a Blockformer repo whose weights a library has quantized, or whose `config.json` says so.
 
     Raises:
         ConversionError: it says what to do.

@@ -34,7 +34,7 @@ def return_side_files(
     record: Mapping[str, Any],
     unmissed: Iterable[str] = (),
 ) -> SideFiles:
-    """Write the files next to the weights of a repo of ours into an official folder: what came, or what replaced it.
+    """Write the files next to the weights of our repo into an official folder: what came, or what replaced it.
 
     Args:
         checkpoint: the repo.

@@ -136,13 +136,13 @@ def carry_side_files(
     target: Path,
     changed: Callable[[], Mapping[str, Any]] | None = None,
 ) -> SideFiles:
-    """Copy the files next to the weights of an official checkpoint, or of a repo of ours, into a repo.
+    """Copy the files next to the weights of an official checkpoint, or of a Blockformer repo, into a repo.
 
     Args:
         checkpoint: the source.
         names: its files (`Source.names`).
         target: an existing folder.
-        changed: gives name -> content of files of sentence-transformers that say something else in a repo of ours; not
+        changed: gives name -> content of files of sentence-transformers that say something else in our repos; not
             called if these files are left out.
 
     Raises:
@@ -259,7 +259,7 @@ def check_generation(checkpoint: Checkpoint) -> None:
 
 
 def write_tokenizer_config(result: SideFiles) -> None:
-    """Write `tokenizer_config.json` as a repo of ours has it; see `rewritten`."""
+    """Write `tokenizer_config.json` as a Blockformer repo has it; see `rewritten`."""
     checkpoint = result.checkpoint
     there = os.path.lexists(checkpoint.folder / TOKENIZER_CONFIG)
     settings = read_json(checkpoint.member(TOKENIZER_CONFIG)) if there else {}

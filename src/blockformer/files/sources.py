@@ -80,7 +80,7 @@ class Source:
         listing: names of all files of a fetched repo, fetched or not; None where it could not be fetched.
         subfolder: where the model lies in it; `path` is that folder, and names are those in it.
         variant, use_safetensors: which of its weights are read; see `weights_of`.
-        around: the folder with `modules.json`, where the model lies in a folder of its own; see `laid_flat`.
+        around: the folder with `modules.json`, where the model lies in its own folder; see `laid_flat`.
     """
 
     path: Path
@@ -298,7 +298,7 @@ def _fetch(hub_id: str, weights: bool, place: Source, hub: Mapping[str, Any]) ->
     except Exception as error:
         raise ConversionError(
             f"{shown(hub_id)}: no folder of that name, and it could not be fetched from the Hugging Face Hub: "
-            f"{_reason(error, hub)}"
+            f"{why_not_fetched(error, hub)}"
         ) from error
 
 
@@ -319,7 +319,7 @@ def _files_on_the_hub(hub_id: str, hub: Mapping[str, Any]) -> tuple[str | None, 
     return info.sha, {file.rfilename: getattr(file, "size", None) or 0 for file in info.siblings or ()}
 
 
-def _reason(error: Exception, hub: Mapping[str, Any]) -> str:
+def why_not_fetched(error: Exception, hub: Mapping[str, Any]) -> str:
     """Why a download failed, and what helps."""
     from huggingface_hub import constants, errors
 

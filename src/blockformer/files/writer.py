@@ -20,7 +20,7 @@ Planned = tuple[str, torch.dtype, Sequence[int]]
 
 
 def _shards(planned: list[Planned], limit: int) -> list[list[Planned]]:
-    """The planned tensors in order, grouped up to `limit` bytes; a larger tensor gets a group of its own."""
+    """The planned tensors in order, grouped up to `limit` bytes; a larger tensor gets its own group."""
     shards: list[list[Planned]] = [[]]
     size = 0
     for tensor in planned:

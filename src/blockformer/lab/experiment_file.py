@@ -69,7 +69,8 @@ def read_experiment(path: Path) -> Experiment:
     except UnicodeDecodeError as error:
         raise LabError(f"{path}: not UTF-8 text (byte {error.start:,})") from error
     except yaml.YAMLError as error:
-        raise LabError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        said = " ".join(str(error).replace(' in "<unicode string>",', " in").split())
+        raise LabError(f"{path}: not YAML: {said}") from error
     if not isinstance(content, dict):
         raise LabError(f"{path}: an experiment is a mapping with 'base', 'axes' and so on")
     reader = _Reader(content, path.resolve().parent)

@@ -151,6 +151,8 @@ def draw_curves(groups: list[Group]) -> str | None:
         if not group.is_base and len(curve(group.rows)) > 1:
             is_axis = "=" in group.first["variant"]
             panels.setdefault(group.first["axis"] if is_axis else "other configs", []).append(group)
+    if list(panels) == ["other configs"]:
+        panels = {"": panels.pop("other configs")}  # a title says nothing of the only panel
     of_base = curve(base.rows) if base else []
     if not panels:
         panels = {"": []} if len(of_base) > 1 else {}

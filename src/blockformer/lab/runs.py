@@ -138,7 +138,7 @@ def run_all(
 
     Args:
         experiment: read and checked.
-        runs: those of this process.
+        runs: the runs of this process.
         folder: what `open_folder` has opened.
         text: the experiment's.
         is_sharded: whether no other process has the same runs.

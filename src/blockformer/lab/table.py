@@ -22,8 +22,8 @@ class Group:
     """The runs of one config at one width.
 
     Attributes:
-        rows: one for each seed, those that diverged included.
-        scores: bits per byte of those that did not.
+        rows: one for each seed, including runs that diverged.
+        scores: bits per byte of the runs that did not diverge.
         beside_base: how much more bits per byte than the base of this width; None of the base, or without runs of it.
     """
 

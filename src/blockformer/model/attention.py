@@ -99,7 +99,7 @@ class AttentionFields(Part):
         False,
         (*FLAG, "per_head", "projection", "rotated"),
         "attention",
-        "norm of queries and keys before the rotation: over each head, with its own weights, over all heads; after it",
+        "norm of queries and keys, before the rotation: of each head; of each by its own weights; of all; or after it",
     )
     attention_bias: bool = flag(False, "attention", "bias of the query, key and value projections")
     attention_output_bias: bool = flag(False, "attention", "bias of the output projection")
@@ -178,7 +178,7 @@ class AttentionFields(Part):
         return self.head_dim  # type: ignore[return-value]  # filled by now
 
     def share_out(self, plan, has_cross_attention):
-        """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
+        """Each process has some of the heads. A head's norm is whole in each, and its gradients are added."""
         # Whole in each process: norms of all heads, sinks, layers of any width, and keys that heads or layers share.
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
         if is_whole or self.num_key_value_heads == 1 or self.kv_lora_rank or self.is_varied:
@@ -193,7 +193,7 @@ class AttentionFields(Part):
 
 
 def layer_type_of(config, layer_idx: int, is_causal: bool) -> str:
-    """A layer's type; the types of an encoder-decoder's decoder are in a field of their own."""
+    """A layer's type; the types of an encoder-decoder's decoder are in their own field."""
     return (config.decoder_layer_types if is_causal and config.is_encoder_decoder else config.layer_types)[layer_idx]
 
 
@@ -286,7 +286,7 @@ class Attention(nn.Module):
             given = (hidden_states, key_value_states, position_embeddings, past_key_values)
             query, key, value = self.states_of(*given, kwargs, earlier)
         else:
-            # vLLM makes one product of these calls where they stand in this source, each once.
+            # vLLM makes one matmul of these calls where they stand in this source, each once.
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
             if self.clip_qkv is not None:
                 q, k, v = (states.clamp(-self.clip_qkv, self.clip_qkv) for states in (q, k, v))
@@ -342,7 +342,7 @@ class Attention(nn.Module):
         return key, self._split_heads(self.v_proj(states))
 
     def _split_states(self, query, key, value, position_embeddings):
-        """Products [B, T, heads * D] -> queries [B, H, T, D], keys, values [B, K, T, D]; queries and keys rotated."""
+        """Projected [B, T, heads * D] -> queries [B, H, T, D], keys, values [B, K, T, D]; queries and keys rotated."""
         norms = (None, None) if self.norms_rotated else (self.q_norm, self.k_norm)
         query, key = self._split_heads(query, norms[0]), self._split_heads(key, norms[1])
         if position_embeddings is not None:

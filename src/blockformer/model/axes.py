@@ -22,7 +22,7 @@ def is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-# The kinds of values, by what an error calls them. Those that take anything are looked at by `check` of their part.
+# The kinds of values, by what an error calls them. A part's `check` looks at kinds that take anything.
 KINDS: dict[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
     "a positive integer": lambda value: is_integer(value) and 0 < value < 2**63,
@@ -131,7 +131,7 @@ class Part:
 
 
 def parts_of(config_class, method: str) -> list:
-    """The classes that have a method of their own: a config's last base first, the config class itself last.
+    """The classes that have their own method: a config's last base first, the config class itself last.
 
     Asked by name: the loader of remote code may run this file again, and `Part` is then another class.
     """

@@ -32,7 +32,7 @@ SCHEMES = {"vectors": "embed_positions", "rotations": "rotary_emb", "biases": "r
 
 
 def block(axis: str, value: str, **fields):
-    """Enter the class below under a value of an axis, with fields of its own, each declared by `axes.axis`."""
+    """Enter the class below under a value of an axis, with its own fields, each declared by `axes.axis`."""
 
     def enter(cls: type) -> type:
         BLOCKS.setdefault(axis, {})[value] = Block(axis, value, cls, fields)

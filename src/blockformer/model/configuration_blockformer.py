@@ -1,4 +1,4 @@
-"""The configuration: one base for all topologies, each of which has a class in a file of its own.
+"""The configuration: one base for all topologies, each of which has a class in its own file.
 
 A field is declared once, by `axis`: the fields of a part of the model next to the part, of the whole model here.
 All are checked when the config is made, before any memory is taken. No field names a family, which is only values.
@@ -69,7 +69,7 @@ class BlockformerConfig(
         "vectors": dict.fromkeys(LEARNED, LearnedPositions) | dict.fromkeys(SINUSOIDAL, SinusoidalPositions),
         "rotations": {"rotary": make_rotary},  # of queries and keys
         "biases": dict.fromkeys(RELATIVE_BIAS, RelativeBias),  # of the scores
-        "distances": {},  # vectors of them, for an attention of their own
+        "distances": {},  # vectors of them, which an attention of another kind reads
         "key_terms": dict.fromkeys(RELATIVE_KEYS, RelativeKeys),  # of the scores, by a layer's queries and keys
         "attention": {},  # where it is not the usual one
         "mlp": {"dense": FeedForward},  # by a layer's entry in `mlp_layer_types`
@@ -196,7 +196,7 @@ class BlockformerConfig(
 
     @by_package
     def to_diff_dict(self):
-        """What `config.json` holds: all fields except those that are off, which an earlier release may not know yet."""
+        """What `config.json` holds: all fields that are on; an earlier release may not know the others yet."""
         written, defaults = super().to_diff_dict(), {name: each.default for name, each in axes(type(self)).items()}
         return {name: value for name, value in written.items() if defaults.get(name, True) or value != defaults[name]}
 
@@ -282,10 +282,9 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
 def _check_tokens(config) -> None:
     """Special tokens are tokens of the vocabulary that they are used in."""
     _, target_size = config.stack_sizes(is_decoder=True)
-    either_size = max(config.vocab_size, target_size)
-    sizes = {"pad_token_id": either_size, "bos_token_id": either_size, "eos_token_id": either_size}
+    sizes = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), max(config.vocab_size, target_size))
     for name, size in {**sizes, "decoder_start_token_id": target_size}.items():
         value = getattr(config, name, None)
         for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
             if token is not None and not (is_integer(token) and 0 <= token < size):
-                raise ValueError(f"{name} must be a token from 0 to {size - 1}, not {token!r}.")
+                raise ValueError(f"{name} must be a token from 0 to {size - 1}, not {token!r}: set it, or set None.")

@@ -96,7 +96,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
             self.decoder_intermediate_size = self.intermediate_size
 
     def check(self):
-        """A vocabulary of its own needs embeddings of its own; both stacks have a final norm or none."""
+        """A separate vocabulary needs separate embeddings; both stacks have a final norm or none."""
         usual: list = self.layer_types or []
         if self.decoder_layer_types is None:  # filled here, where sizes and layer_types are known to be good
             self.decoder_layer_types = [usual[index % len(usual)] for index in range(self.decoder_layers or 0)]

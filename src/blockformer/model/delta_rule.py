@@ -62,7 +62,7 @@ def delta_rule_of_one(query, key, value, decay, step, state):
 
 
 def delta_rule_by_chunk(query, key, value, decay, step, state, sequences=None):
-    """The same in chunks, each of which is a few matrix products (section 3.3).
+    """The same in chunks, each of which is a few matmuls (section 3.3).
 
     In a chunk, with A_t the product of the decays up to t, all changes w_t of the state solve one triangular system:
     w_t = b_t (v_t - A_t S^T k_t - sum over s < t of (A_t / A_s) (k_t . k_s) w_s).

@@ -32,7 +32,7 @@ class ScaledRouter(Router):
 
 
 class DenseAndSparse(SparseFeedForward):
-    """norm(dense(norm(x))) + norm(sparse(norm(x))), and a norm of its own for the router. [B, T, C] -> [B, T, C].
+    """norm(dense(norm(x))) + norm(sparse(norm(x))), and its own norm for the router. [B, T, C] -> [B, T, C].
 
     x is the residual stream itself, so the layer's only norm of this sub-layer is the one after it.
     """

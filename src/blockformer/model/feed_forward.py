@@ -70,7 +70,7 @@ class FeedForward(nn.Module):
         if self.gate_proj is None:
             inner = self._plain_inner(hidden_states)
         else:
-            # vLLM makes one product of these two calls where they stand in this source, each once.
+            # vLLM makes one matmul of these two calls where they stand in this source, each once.
             inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
         if self.training:
             inner = F.dropout(inner, self.dropout)

@@ -10,6 +10,7 @@ from .compat import is_mapped, is_readable
 from .positions import LEARNED
 
 logger = logging.get_logger(__name__)
+_AS_TENSORS = "use model(**tokenizer(text, return_tensors='pt'))"
 
 
 def cached_length(past_key_values):
@@ -26,7 +27,7 @@ def check_inputs(config, vocab_size, input_ids, inputs_embeds, attention_mask, p
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("pass exactly one of input_ids and inputs_embeds.")
     for name, ids in {f"{side}input_ids": input_ids, **types}.items():
-        kind = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
+        kind = ids.dtype if isinstance(ids, torch.Tensor) else f"{type(ids).__name__}: {_AS_TENSORS}"
         if ids is not None and kind not in (torch.int64, torch.int32):
             raise ValueError(f"{name} must be a tensor of int64 or int32, not {kind}.")
     inputs, width = (inputs_embeds, config.token_size) if input_ids is None else (input_ids, None)

@@ -28,7 +28,7 @@ def kept(states, logits_to_keep):
     if isinstance(logits_to_keep, int) and logits_to_keep in (0, states.shape[1]):
         return states
     states = states[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
-    # With the strides of a slice, even of one row, PyTorch takes a batched product and copies a frozen weight.
+    # With the strides of a slice, even of one row, PyTorch takes a batched matmul and copies a frozen weight.
     return states.contiguous().view(states.shape)
 
 
@@ -81,10 +81,9 @@ class LanguageModelHead(BlockformerPreTrainedModel):
             own: labels as the user's loss (`own_loss`) gets them, by name, or None for the usual loss.
         """
         if own and labels is not None and (own_loss := self.own_loss()) is not None:
-            own = own | {"num_items_in_batch": num_items_in_batch}
-            logits = self.logits_of(hidden_states)
-            given = {name: value for name, value in own.items() if value is not None}
-            return logits, own_loss(logits=logits, vocab_size=logits.shape[-1], **given)
+            logits, own = self.logits_of(hidden_states), own | {"num_items_in_batch": num_items_in_batch}
+            own = {name: value for name, value in own.items() if value is not None}
+            return logits, own_loss(logits=logits, vocab_size=logits.shape[-1], **own)
         given = (hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
         if (found := self.runtime.loss(self, *given)) is not None:
             return found

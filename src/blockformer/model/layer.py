@@ -83,7 +83,7 @@ class StackInputs(NamedTuple):
 
     Attributes:
         position_ids: [1 or B, T], each token's position in its text.
-        given_positions: [B, T], those that the caller gave, which may count several texts in a row, or None.
+        given_positions: [B, T], as the caller passed them (they may count several texts in a row), or None.
         places: int [T], where the tokens are among the keys.
         source: an encoder's states [B, S, C] and their mask, or twice None.
         head_masks: of self-attention and of cross-attention, or None.

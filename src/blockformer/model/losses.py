@@ -95,6 +95,8 @@ def sequence_loss(logits, labels, config, num_items_in_batch=None, label_smoothi
         return token_cross_entropy(logits, labels.view(-1), num_items_in_batch, label_smoothing)
     refuse_smoothing(label_smoothing, "these are numbers")
     element_loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+    if labels.numel() != logits.numel():
+        raise ValueError(f"pass labels of {list(logits.shape)}, or one int64 class a row, not {list(labels.shape)}.")
     mean = element_loss(logits.float(), labels.view_as(logits).float())  # over a number of -100 too, here a value
     return mean * share_of_items(labels, num_items_in_batch, mean.device)
 

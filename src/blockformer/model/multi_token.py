@@ -164,7 +164,7 @@ def multi_token_loss(model, hidden_states, inputs: dict, targets, num_items_in_b
 class MultiTokenDrafts(CandidateGenerator):
     """Drafts n tokens a step by a model's own layers that predict further, for the library's assisted decoding.
 
-    A layer has a cache of its own. After the model has read the drafts, the states of the tokens that it accepted
+    A layer has its own cache. After the model has read the drafts, the states of the tokens that it accepted
     replace the drafts' own.
     """
 

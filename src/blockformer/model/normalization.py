@@ -51,7 +51,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class ScaledNorm(nn.Module):
-    """Either norm with a factor of its own, in float32: 1 + weight (Gemma, Nemotron), or one for each head (Cohere).
+    """Either norm with its own factor, in float32: 1 + weight (Gemma, Nemotron), or one for each head (Cohere).
 
     Shapes: [..., *size] -> [..., *size], normalised over the last dimension, in the weight's dtype.
     """
@@ -76,7 +76,7 @@ class ScaledNorm(nn.Module):
 
 
 def make_norm(config, *size: int) -> nn.Module:
-    """The config's norm over a last dimension; of more dimensions in `size` each has factors of its own."""
+    """The config's norm over a last dimension; of more dimensions in `size` each has its own factors."""
     if (own := BLOCKS["norm_type"].get(config.norm_type)) is not None:
         return own(config, *size)
     if config.norm_weight == "zero_centered" or len(size) > 1:

@@ -1,4 +1,4 @@
-"""How a model learns of order: what all position types share. Each has a file of its own.
+"""How a model learns of order: what all position types share. Each has its own file.
 
 B batch, T query length, S key length, H heads, D head size, C hidden size.
 """

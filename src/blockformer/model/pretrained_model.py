@@ -4,6 +4,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from .axes import axes
 from .compat import OutputRecorder, tell_peft
 from .layer import Layer, layer_class
 from .runtime import Runtime, by_package
@@ -43,6 +44,8 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config):
         _check_topology(type(self), config)
+        for name, each in axes(type(config)).items():  # once more: a field may have been set by hand
+            each.check(name, vars(config)[name])
         super().__init__(config)
         tell_peft(config.model_type)
         self.runtime = self.usual_runtime()

@@ -54,7 +54,7 @@ def scan_of_one(query, key, value, decay, state):
 
 
 def scan_by_chunk(query, key, value, decay, state, sequences=None):
-    """The same in chunks, each of which is a few matrix products (section 6).
+    """The same in chunks, each of which is a few matmuls (section 6).
 
     With A_t the product of a chunk's decays up to t, a token gets A_t S^T q_t from the state before the chunk and
     (A_t / A_s) (q_t . k_s) v_s from each token s up to itself.

@@ -1,4 +1,4 @@
-"""Per-layer embeddings (Gemma team, 2025): each layer takes a narrow vector of the token from a table of its own.
+"""Per-layer embeddings (Gemma team, 2025): each layer takes a narrow vector of the token from its own table.
 
 Also what such layers differ in besides: the widths of their networks, and a stored factor of their results; and the
 projection that models of them may end in.

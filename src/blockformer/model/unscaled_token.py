@@ -1,4 +1,4 @@
-"""A token that embeddings do not scale, with a vector of its own (T5Gemma 2, for the end of a picture)."""
+"""A token that embeddings do not scale, with its own vector (T5Gemma 2, for the end of a picture)."""
 
 import torch
 from torch import nn

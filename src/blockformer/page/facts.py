@@ -29,7 +29,8 @@ class Facts:
 
     def __init__(self, config, length: int | None = None, target: int | None = None):
         self.config = config
-        self.length = min(length or LENGTH, config.max_position_embeddings)
+        limit = config.max_position_embeddings - config.is_decoder  # with room for the token that a decoder adds
+        self.length = min(length or LENGTH, limit)
         target = target if config.is_encoder_decoder else None
         self.target = min(target or self.length, config.max_position_embeddings)
         self.model: Any = on_paper(config)

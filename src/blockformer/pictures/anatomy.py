@@ -149,7 +149,7 @@ SUBLAYERS = {
 
 
 def anatomy(model: Any) -> Anatomy:
-    """The boxes of a model of ours, in the order in which states pass them. It may be on the meta device."""
+    """The boxes of a Blockformer model, in the order in which states pass them. It may be on the meta device."""
     body = getattr(model, model.base_model_prefix, model)
     stacks = [body] if isinstance(body, Stack) else [body.encoder, body.decoder]
     names = {id(module): name for name, module in model.named_modules()}

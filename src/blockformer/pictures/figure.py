@@ -144,11 +144,11 @@ class Column:
         """A box in the lane, its title in two lines; gives its right edge."""
         first, _, last = box.title.partition(" ")
         self.open(canvas, box)
-        self.frame(canvas, box, self.left + 8, bottom - 48, 96, 48)
-        canvas.text(self.left + 56, bottom - (33 if last else 24), first, 12, bold=True)
-        canvas.text(self.left + 56, bottom - 16, last, 12, bold=True)
+        self.frame(canvas, box, self.left + 8, bottom - 48, 88, 48)
+        canvas.text(self.left + 52, bottom - (33 if last else 24), first, 12, bold=True)
+        canvas.text(self.left + 52, bottom - 16, last, 12, bold=True)
         canvas.close_group()
-        return self.left + 104
+        return self.left + 96
 
     def attended(self, canvas: Canvas, entrance: float) -> None:
         """Positions that enter the attention of each layer, by a line along the lane."""
@@ -157,7 +157,7 @@ class Column:
         bottom = entrance + (0 if self.stack.added is None else -40)
         self.side_box(canvas, box, bottom)
         if self.kind.is_positioned:
-            x = self.left + 56
+            x = self.left + 52
             canvas.arrow((x, bottom - 48), (x, self.attention), (self.x, self.attention), color=GREY)
             label = "q, k" if box.role.endswith("rotary_emb") else "scores"
             canvas.text(x + 5, self.attention - 9, label, SMALL, "start", fill=GREY)
@@ -187,7 +187,7 @@ class Column:
     def strip(self, canvas: Canvas, top: float, bottom: float) -> None:
         """A cell for each layer, the first at the bottom, in the color of its kind."""
         kind_of = {layer: index for index, kind in enumerate(self.stack.kinds) for layer in kind.layers}
-        count, x = self.stack.count, self.x + BOX + 54
+        count, x = self.stack.count, self.x + BOX + 60
         high = min(16.0, (bottom - top - 34) / count)
         start = (top + bottom + count * high) / 2 + 8
         canvas.text(x + 8, start - count * high - 16, f"{TIMES} {count}", 15, bold=True)

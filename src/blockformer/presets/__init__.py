@@ -77,7 +77,8 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
         return sorted([*PRESETS, *SIZES])
     if name not in PRESETS and name not in SIZES:
         raise ValueError(
-            f"no preset is called '{name}'; there are {', '.join(preset())}.{did_you_mean(name, preset())}"
+            f"no preset is called '{name}'.{did_you_mean(name, preset())} preset() lists all names, and "
+            "from_official loads a checkpoint."
         )
     family, sizes = SIZES.get(name, (name, {}))
     config_class, fields = PRESETS[family]
@@ -107,7 +108,9 @@ def _check_names(config_class: type[BlockformerConfig], names: Iterable[str]) ->
     ours = official_names(config_class)
 
     def told(name: str) -> str:
-        hint = f" It is called '{ours[name]}' here." if name in ours else did_you_mean(name, axes(config_class))
+        others = [each.__name__ for each in CONFIGS.values() if name in axes(each)]
+        hint = f" It is a field of {' and '.join(others)}." if others else did_you_mean(name, axes(config_class))
+        hint = f" It is called '{ours[name]}' here." if name in ours else hint
         return f"{config_class.__name__} has no field '{name}'.{hint}"
 
     raise ValueError(" ".join(map(told, unknown)))

@@ -1,4 +1,4 @@
-"""Which settings of a preset go when others are replaced: those without effect, and those that are refused."""
+"""Which settings of a preset go when others are replaced: settings without effect, and settings that are refused."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -64,7 +64,7 @@ def outdated(settings: Mapping[str, Any], given: Collection[str], defaults: Mapp
 
     Args:
         settings: all that differ from the defaults, the given ones included.
-        given: those that stay whatever they are.
+        given: settings that stay, whatever they are.
         defaults: every field of the config with its default.
     """
     known, gone = {**defaults, **settings}, set[str]()

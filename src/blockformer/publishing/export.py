@@ -50,8 +50,9 @@ def check_parts(model: PreTrainedModel) -> None:
     Raises:
         ValueError: it is another library's, or has adapters or other parts of its own.
     """
-    if not str(getattr(model.config, "model_type", "")).startswith("blockformer_"):
-        raise ValueError(f"{type(model).__name__} is not a Blockformer model: convert its checkpoint instead.")
+    if not str(getattr(getattr(model, "config", None), "model_type", "")).startswith("blockformer_"):
+        fix = "load it first" if isinstance(model, str | PathLike) else "convert its checkpoint instead"
+        raise ValueError(f"{type(model).__name__} is not a Blockformer model: {fix}.")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"{type(model).__name__} only contains a Blockformer model: {_MERGE}.")

@@ -82,7 +82,7 @@ def write_card(
 
 
 def with_code_of(card: str, config: PretrainedConfig) -> str:
-    """A card of ours with this release's section on the code; a card without such a section is unchanged."""
+    """A Blockformer card with this release's section on the code; a card without such a section is unchanged."""
     return re.sub(r"(?<=^## Code\n\n).*?(?=\n*(^#|\Z))", lambda _: _code_of(config), card, count=1, flags=re.M | re.S)
 
 

@@ -131,7 +131,7 @@ def written_entries(usual: Callable[..., dict], config: PretrainedConfig) -> dic
 def write_config(
     usual: Callable[..., None], config: PretrainedConfig, path: str | PathLike[str], use_diff: bool = True
 ) -> None:
-    """Write `config.json`. transformers has just copied all parts next to it: those that are not needed go."""
+    """Write `config.json`. transformers has just copied all parts next to it; parts that are not needed are removed."""
     try:
         usual(config, path, use_diff=use_diff)
     finally:

@@ -17,7 +17,7 @@ from .late_outputs import DeferredLogits
 # Logits that may be held at once, 128 MiB in float32; on a CUDA device as many as a part of its free memory holds, up
 # to 1 GiB: its matmuls are faster when they are large.
 MAX_LOGITS, _MOST_ON_CUDA, _BYTES_A_LOGIT = 1 << 25, 1 << 28, 64
-# Elements of a product that is made to be added to another dtype.
+# Elements of a matmul's result that is made to be added to another dtype.
 _MAX_PRODUCT = 1 << 22
 
 
@@ -112,8 +112,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropies of a linear head's logits, `rows` tokens at a time, with its gradients.
 
     A chunk's loss is `logsumexp(z) - z[label]`, its gradient `softmax(z) - onehot(label)`, both of float32 logits z. A
-    token without a label adds nothing to either. The gradients of weight and bias are summed in float32. Products are
-    those of `dtype`, which autocast has.
+    token without a label adds nothing to either. The gradients of weight and bias are summed in float32. Matmuls run in
+    `dtype`, which is autocast's.
     """
 
     @staticmethod

@@ -83,7 +83,7 @@ def _is_same(one: tuple, other: tuple) -> bool:
 class LateOutput(ModelOutput):
     """Mixed into an output class: a `DeferredLogits` is computed when it is read, by name, by index or in a tuple.
 
-    `items()` and `values()` alone pass it on as it is, so that what only maps over an output (accelerate casts every
+    Only `items()` and `values()` pass it on as it is, so that what only maps over an output (accelerate casts every
     tensor in it to float32) does not compute it.
     """
 

@@ -47,8 +47,8 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
         What `verify` says of the new repo; a note names files that were removed.
 
     Raises:
-        ConversionError: a later release wrote the repo, it cannot be read, its weights would not fit, or code of its
-            owner's would be overwritten. The folder is as it was.
+        ConversionError: a later release wrote the repo, it cannot be read, its weights would not fit, or its
+            owner's code would be overwritten. The folder is as it was.
     """
     folder = Path(repo)
     if not folder.is_dir():

@@ -36,7 +36,7 @@ from ..files.named_code import (
 from ..files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
 from ..files.quantized import check_plain
 from ..files.side_file_kinds import STORE, digest, is_plain
-from ..files.sources import LISTED, WEIGHT_CHOICES, files_in, folder_of, for_the_hub
+from ..files.sources import LISTED, WEIGHT_CHOICES, files_in, folder_of, for_the_hub, why_not_fetched
 from ..model.axes import BLOCKS
 from ..model.blocks import ENTRY, entry
 from ..model.release import STAMP, VERSION
@@ -79,7 +79,7 @@ class Verification:
         problems: kind of check -> what is wrong, one sentence each. The kinds: "files", "code", "settings", "weights",
             "unused" (weights that the model does not have), "signature".
         blocks: name -> SHA-256 of each block from outside: code of the repo's author's that the config names.
-        to_read: those of them that are not registered in this process: nothing vouches for what they do.
+        to_read: the blocks that are not registered in this process: nothing vouches for what they do.
         weights_compared: whether the weights' names and shapes were compared with the config; if not, `notes` says why.
         notes: what was not checked, and why.
     """
@@ -156,11 +156,14 @@ def _download(hub_id: str, reading: Mapping[str, Any]) -> Path:
     try:
         return Path(snapshot_download(hub_id, **for_the_hub(reading)))
     except Exception as error:  # of the network and of the Hub, dozens of classes
-        raise ConversionError(f"{hub_id}: no such folder, and not fetched from the Hub: {error}") from error
+        raise ConversionError(
+            f"{hub_id}: no folder of that name, and it could not be fetched from the Hugging Face Hub: "
+            f"{why_not_fetched(error, reading)}"
+        ) from error
 
 
 def _check_files(folder: Path, found: Verification) -> set[str]:
-    """Hash every file; those that are links to elsewhere or no regular files are problems, and not read."""
+    """Hash every file. A link to elsewhere, or anything but a regular file, is a problem and not read."""
     roots = roots_of(folder)
     names = files_in(folder)
     if len(names) >= LISTED:
