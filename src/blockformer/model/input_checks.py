@@ -27,8 +27,8 @@ def check_inputs(config, vocab_size, input_ids, inputs_embeds, attention_mask, p
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("pass exactly one of input_ids and inputs_embeds.")
     for name, ids in {f"{side}input_ids": input_ids, **types}.items():
-        kind = ids.dtype if isinstance(ids, torch.Tensor) else f"{type(ids).__name__}: {_AS_TENSORS}"
-        if ids is not None and kind not in (torch.int64, torch.int32):
+        if ids is not None and not (isinstance(ids, torch.Tensor) and ids.dtype in (torch.int64, torch.int32)):
+            kind = ids.dtype if isinstance(ids, torch.Tensor) else f"{type(ids).__name__}: {_AS_TENSORS}"
             raise ValueError(f"{name} must be a tensor of int64 or int32, not {kind}.")
     inputs, width = (inputs_embeds, config.token_size) if input_ids is None else (input_ids, None)
     shape = list(inputs.shape)

@@ -23,15 +23,6 @@ class HeadTransform(nn.Module):
         return self.norm(self.act_fn(self.dense(hidden_states)))
 
 
-def kept(states, logits_to_keep):
-    """The states [B, T, C] of the last so many tokens, of all for 0, or of the places that an int tensor names."""
-    if isinstance(logits_to_keep, int) and logits_to_keep in (0, states.shape[1]):
-        return states
-    states = states[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
-    # With the strides of a slice, even of one row, PyTorch takes a batched matmul and copies a frozen weight.
-    return states.contiguous().view(states.shape)
-
-
 def finished(logits, logits_bias, cap):
     """Logits [..., V] with the fixed bias [V] of a head that has one, or None, and the soft cap, or None."""
     logits = logits if logits_bias is None else logits + logits_bias.to(logits.device)
@@ -69,7 +60,9 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
-        logits = self.lm_head(self.before_head(hidden_states))
+        # With the strides of a slice, even of one row, PyTorch takes a batched matmul and copies a frozen weight.
+        states = self.before_head(hidden_states)
+        logits = self.lm_head(states.contiguous().view(states.shape))
         return finished(logits, self.logits_bias, self.config.final_logit_softcapping)
 
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing, own=None):

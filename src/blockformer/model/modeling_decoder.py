@@ -21,7 +21,7 @@ from .dense_and_sparse import DenseAndSparse  # noqa: F401
 from .experts import add_router_loss  # its @use_experts_implementation is looked for in this file
 from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import cached_length, check_early_exit, check_room, own_layers
-from .language_model_head import LanguageModelHead, kept
+from .language_model_head import LanguageModelHead
 from .latent_attention import LatentAttention  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import are_on_padding, shifted
@@ -126,9 +126,10 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         targets = shifted(labels) if shift_labels is None and labels is not None else shift_labels
         inputs |= {"reads_padding": are_on_padding(targets, attention_mask), "return_dict": True}
         outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         own = {"labels": labels, "shift_labels": shift_labels}
         given = (targets, num_items_in_batch, return_logits, label_smoothing, own)
-        logits, loss = self.logits_and_loss(kept(outputs.last_hidden_state, logits_to_keep), *given)
+        logits, loss = self.logits_and_loss(outputs.last_hidden_state[:, keep], *given)
         if self.mtp is not None and self.training and loss is not None:
             counted = (targets, num_items_in_batch, label_smoothing)
             further = multi_token_loss(self, outputs.last_hidden_state, inputs, *counted, kwargs)

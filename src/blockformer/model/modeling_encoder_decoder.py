@@ -27,7 +27,7 @@ from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_early_exit
-from .language_model_head import LanguageModelHead, kept
+from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, refuse_smoothing, sequence_loss, span_loss
 from .merged_attention import CenteredStack, MergedStack
@@ -307,8 +307,9 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         rest = (past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache, decoder_position_ids)
         outputs = self.model(*inputs, *rest, return_dict=True, **kwargs)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         given = (labels, num_items_in_batch, return_logits, label_smoothing, {"labels": labels})
-        logits, loss = self.logits_and_loss(kept(outputs.last_hidden_state, logits_to_keep), *given)
+        logits, loss = self.logits_and_loss(outputs.last_hidden_state[:, keep], *given)
         return self.runtime.output(Seq2SeqLMOutput, loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):

@@ -110,10 +110,9 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     def own_loss(self):
         """The loss that a user has chosen by `loss_function` or `loss_type`; None where it is the usual one."""
-        kind, is_set = getattr(self, "loss_type", None), hasattr(self, "_loss_function")
-        has_usual_type = not is_set and (kind is None or kind in type(self).__name__)
-        is_usual = has_usual_type and (kind is None or self.loss_function.__module__.startswith("transformers."))
-        return None if is_usual else self.loss_function
+        name, kind = type(self).__name__, getattr(self, "loss_type", None)
+        is_usual = kind is None or (kind in name and self.loss_function.__module__.startswith("transformers."))
+        return None if is_usual and not hasattr(self, "_loss_function") else self.loss_function
 
     def _init_weights(self, module):
         super()._init_weights(module)

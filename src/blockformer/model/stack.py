@@ -206,14 +206,14 @@ class Stack(BlockformerPreTrainedModel):
         """Positions [1 or B, T] where none are given: padding has what `padding_position` says."""
         is_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
         is_token = attention_mask != 0 if is_mask else None
-        limit = self.config.max_position_embeddings
-        fits = isinstance(past, int) and not torch.compiler.is_compiling() and past + places.shape[0] <= limit
-        own = places if fits or not is_mask else places.clamp(max=limit - 1)
+        longest = past + places.shape[0] if isinstance(past, int) and not torch.compiler.is_compiling() else None
+        fits = longest is not None and longest <= self.config.max_position_embeddings
+        own = places if fits or not is_mask else places.clamp(max=self.config.max_position_embeddings - 1)
         if self.config.padding_position != "index":
             is_token, own = padding_before(self.config, places, is_token, input_ids)
         positions = places[None] if is_token is None else counted_positions(is_token, own, 0 if is_mask else places[0])
         if not fits:
-            longest = None if is_mask or positions.shape[0] > 1 or not isinstance(past, int) else past + places.shape[0]
+            longest = None if is_mask or positions.shape[0] > 1 else longest
             check_positions(self.config, positions, positions.shape, longest)
         return positions
 

@@ -57,7 +57,8 @@ class DeferredLogits:
             )
         inference, gradients = self._is_inference, self._has_gradients
         with torch.inference_mode(inference), torch.set_grad_enabled(gradients), torch.autocast(*self._autocast):
-            return finished(nn.functional.linear(self._states, self._weight, self._bias), *self._after).to(self.dtype)
+            states = self._states.contiguous().view(self._states.shape)  # see `LanguageModelHead.logits_of`
+            return finished(nn.functional.linear(states, self._weight, self._bias), *self._after).to(self.dtype)
 
     def float(self) -> DeferredLogits:
         """The same in float32, as late: accelerate asks every tensor of half precision in an output for it."""
