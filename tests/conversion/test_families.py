@@ -263,6 +263,12 @@ def test_an_unknown_type_names_what_it_is_like_and_what_is_strange():
         family_of(entries)
 
 
+def test_a_type_of_another_kind_is_like_none():
+    entries = {"model_type": "clip", "text_config": {}, "vision_config": {}, "projection_dim": 512}
+    with pytest.raises(ConversionError, match=r"'clip' is not supported\. There are afmoe"):
+        family_of(entries)
+
+
 def test_a_type_that_only_a_newer_release_has_says_so(monkeypatch):
     monkeypatch.setattr(registry, "RELEASED", registry.RELEASED - {"Olmo3Config"})
     assert "olmo3" not in FAMILIES
