@@ -29,6 +29,9 @@ from .refused import UNSUPPORTED
 from .settings import Settings
 from .shared import ATTENTION, LAYER, MLP, OUTER, QKV, Modules, usual_layer
 
+COMPUTED = ("inv_freq", "cos_cached", "sin_cached")
+"""Buffers of rotary positions in old files; ColossalAI also saves those that other programs leave out."""
+
 ROPE, HEAD_DIM = Rope(), HeadDim()
 
 
@@ -203,7 +206,7 @@ class DecoderNames(Names[Head]):
             rules += self.further.rules(of_a_layer, self.layers, LAYER, config)
         if config.linear_bits is not None:
             rules = awq.kept_rules(rules, self._low_bit_weights(variant))
-        computed = (self.layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
+        computed = [f"{place}rotary_emb.{name}" for place in (self.layers + "self_attn.", "") for name in COMPUTED]
         ignored = [*(head.root + name for name in (*computed, *self.ignored)), *self.outside, *VALUE_HEAD]
         return RuleTable(rules, ignored, config.num_hidden_layers)
 

@@ -23,6 +23,10 @@ from .head import RELEASED
 __all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "family_of"]
 
 
+LEAST_ALIKE = 0.2
+"""The share of common settings below which an unknown type is like no family, such as a model of pictures."""
+
+
 @cache
 def _load(name: str) -> Family:
     records = vars(index.module_of(name)).values()
@@ -127,7 +131,8 @@ def nearest(official: Mapping[str, Any]) -> str:
 
     with quiet():
         best = sorted(FAMILIES.values(), key=likeness, reverse=True)[:2]
-        return f"; its settings are closest to {'; and to '.join(map(told, best))}"
+        best = [family for family in best if likeness(family) >= LEAST_ALIKE]
+        return f"; its settings are closest to {'; and to '.join(map(told, best))}" if best else ""
 
 
 def official_names(config_class: type[PretrainedConfig]) -> dict[str, str]:

@@ -172,7 +172,9 @@ def test_old_rotary_frequencies_are_left_out_and_nothing_else():
     theirs, _, _ = expected_tensors(transformers.LlamaForCausalLM, chosen.settings.official_config(back))
     shapes, _, _ = expected_tensors(chosen.heads[0].model_class, config)
     headers = {name: torch.empty(shape, device="meta") for name, shape in theirs.items()}
-    headers["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.empty(8, device="meta")
+    buffers = ("layers.0.self_attn.rotary_emb.inv_freq", "layers.0.self_attn.rotary_emb.cos_cached")
+    for name in (*buffers, "rotary_emb.sin_cached"):
+        headers[f"model.{name}"] = torch.empty(8, device="meta")
     rules = chosen.names.layout(chosen.names.variant_of(back), config)
     assert len(rules.plan(headers, shapes)) == len(shapes)
     headers["model.layers.0.self_attn.extra"] = torch.empty(8, device="meta")
@@ -258,6 +260,12 @@ def test_an_unknown_type_names_what_it_is_like_and_what_is_strange():
     said = r"'llambada' is not supported; its settings are closest to 'llama', which does not know "
     said += r"'secret_factor'; and to '\w+'.*\. docs/supported.md lists the \d+ that are"
     with pytest.raises(ConversionError, match=said):
+        family_of(entries)
+
+
+def test_a_type_of_another_kind_is_like_none():
+    entries = {"model_type": "clip", "text_config": {}, "vision_config": {}, "projection_dim": 512}
+    with pytest.raises(ConversionError, match=r"'clip' is not supported\. There are afmoe"):
         family_of(entries)
 
 

@@ -115,6 +115,7 @@ REFUSED = {
     "names of FSDP": (LLAMA, prefixed("_fsdp_wrapped_module."), r"'_fsdp_wrapped_module\.' of FSDP.*out of the names"),
     "class name of a compiled model": (LLAMA, told(architectures=["OptimizedModule"]), r'write "architectures"'),
     "stale 4 bits": (LLAMA, told(quantization_config=BITSANDBYTES), "plain.*remove quantization_config"),
+    "stale quantization in a word": (LLAMA, told(quantization_config="gptq"), "quantized by 'gptq', but all"),
     "no model_type": (LLAMA, told(model_type=...), 'write "model_type": "llama"'),
     "pickle under model": (LLAMA, pickled("model"), "'model': is a dict of them.*save only them, as"),
     "integers": (LLAMA, integers, "must be floating-point"),

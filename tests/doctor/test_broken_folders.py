@@ -78,6 +78,15 @@ def adapter(folder, weights, name="adapter_model.safetensors", config=True, peft
         save_file(weights, folder / name)
 
 
+def adapter_of_adapterhub(folder):
+    adapter(folder, {})
+    entries = {"config": {"reduction_factor": 16}, "model_class": "BertAdapterModel", "model_name": "me/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(entries))
+    torch.save(
+        {"encoder.layer.0.output.adapters.a.adapter_up.weight": torch.zeros(4, 4)}, folder / "pytorch_adapter.bin"
+    )
+
+
 def in_two(folder, index):
     """The weights in two files, with an index of what `index` makes of the place of each."""
     weights = taken(folder)
@@ -191,6 +200,10 @@ FOLDERS |= {
     "tokens of prompt tuning": (
         lambda f: adapter(f, {"prompt_embeddings": torch.randn(4, 64)}, peft_type="PROMPT_TUNING"),
         r"an adapter \('PROMPT_TUNING'\) .*PeftModel.from_pretrained\(BASE, FOLDER\); it cannot be merged",
+    ),
+    "adapter of AdapterHub": (
+        adapter_of_adapterhub,
+        r"this is an adapter of AdapterHub for 'me/base', not a model.*load_adapter\(FOLDER\)",
     ),
     "IA3": (
         lambda f: adapter(f, {Q.format("A"): torch.randn(4, 64)}, peft_type="IA3"),

@@ -374,6 +374,12 @@ def test_nothing_of_the_repo_is_run(repo, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_names_that_a_source_had_are_kept_as_they_are(repo):
+    (repo / "conversion/source").mkdir(parents=True)
+    (repo / "conversion/source/results: final?.json").write_text("{}")
+    assert verify(repo).is_ok
+
+
 @pytest.mark.parametrize("entry", ["attn_implementation", "_attn_implementation"])
 def test_a_kernel_that_the_config_names_is_not_loaded(entry, repo, monkeypatch):
     """Building the class would have fetched it from the Hub and run it."""

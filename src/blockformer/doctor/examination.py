@@ -31,7 +31,7 @@ from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .fused import split_joined
 from .kin import all_known_beginnings
 from .known_codes import OWN_CODE, code_of
-from .layouts import Layouts, layouts_of
+from .layouts import Layouts, all_names, layouts_of, missing_ties
 from .lora import merged
 from .mapped import mapped
 from .name_findings import example, of_error, of_fits, of_layout, of_names, wrong_shapes
@@ -363,25 +363,6 @@ def _has_named_class(found: Examination, layouts: Layouts) -> bool:
     if named[0] == getattr(layouts.variant, "head", None):  # by another name, of the source's own code or of a wrapper
         return bool(found.config.get("auto_map"))
     return any(head.official == named[0] and head.has_tensors_in(held) for head in family.heads)
-
-
-def all_names(entries: Mapping[str, Any], family: str | None) -> set[str]:
-    """The names that a model of this config has, with the head that it names and with the usual one."""
-    usual = {name: value for name, value in entries.items() if name != "architectures"}
-    found: set[str] = set()
-    for each in (entries, usual):
-        with suppress(ConversionError):
-            found |= layouts_of(each, None, lambda name: torch.empty(0), family).known
-    return found
-
-
-def missing_ties(layouts: Layouts, filled: set[str]) -> dict[str, tuple[int, ...]]:
-    """Tied tensors of which no one is there."""
-    return {
-        source: layouts.released[source]
-        for name, source in layouts.tied.items()
-        if not {name, source} & filled and source in layouts.released
-    }
 
 
 def _check(

@@ -5,6 +5,7 @@ official class has in memory, and what our class has.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from blockformer.conversion.rules.operations import Shape
 from blockformer.conversion.rules.table import RuleTable
 from blockformer.conversion.storage.variant import CheckpointVariant
 from blockformer.files.config_file import is_ours
+from blockformer.files.errors import ConversionError
 from blockformer.files.safetensors_io import HasHeader
 from blockformer.model_classes import MODELS
 
@@ -127,6 +129,25 @@ def layouts_of(
         variant,
         names_in_class,
     )
+
+
+def all_names(entries: Mapping[str, Any], family: str | None) -> set[str]:
+    """The names that a model of this config has, with the head that it names and with the usual one."""
+    usual = {name: value for name, value in entries.items() if name != "architectures"}
+    found: set[str] = set()
+    for each in (entries, usual):
+        with suppress(ConversionError):
+            found |= layouts_of(each, None, lambda name: torch.empty(0), family).known
+    return found
+
+
+def missing_ties(layouts: Layouts, filled: set[str]) -> dict[str, tuple[int, ...]]:
+    """Tied tensors of which no one is there."""
+    return {
+        source: layouts.released[source]
+        for name, source in layouts.tied.items()
+        if not {name, source} & filled and source in layouts.released
+    }
 
 
 def _of_ours(entries: Mapping[str, Any]) -> Layouts:

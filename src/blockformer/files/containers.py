@@ -266,6 +266,13 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
         fuse = f"mlx_lm.fuse --model BASE --adapter-path {folder} --dequantize"
         return f"this is an adapter of MLX for {named} ({mlx}), not a model", f"merge it with {fuse}"
     kind = config.get("peft_type")
+    if kind is None and "model_class" in config:
+        named = shown(config.get("model_name") or "its base model")
+        load = "AutoAdapterModel.from_pretrained(BASE), and its load_adapter(FOLDER)"
+        return (
+            f"this is an adapter of AdapterHub for {named}, not a model",
+            f"load it with the library adapters: {load}",
+        )
     title = "a LoRA adapter" if kind in (None, "LORA") else f"an adapter ({shown(kind)})"
     rank = f" of rank {config['r']}" if type(config.get("r")) is int else ""
     base = config.get("base_model_name_or_path")

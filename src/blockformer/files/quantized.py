@@ -33,12 +33,17 @@ def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -
     """
     told = [name for name in FIELDS if official.get(name)]
     if told and all(info.dtype in PLAIN for info in tensors.values()):
-        method = official[told[0]].get("quant_method") if isinstance(official[told[0]], Mapping) else None
+        method = _method(official[told[0]])
         kinds = [f"{shown(name)} is {str(info.dtype).removeprefix('torch.')}" for name, info in tensors.items()]
         raise ConversionError(
             f"config.json: {told[0]} is for weights quantized by {shown(method)}, but all weights are plain: the "
             f"model was merged or dequantized, so remove {told[0]} from config.json:{listed(kinds)}"
         )
+
+
+def _method(entry: Any) -> Any:
+    """What an entry of `FIELDS` says of how the weights were quantized."""
+    return entry.get("quant_method") if isinstance(entry, Mapping) else entry
 
 
 def packed_by_mlx(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | None:
@@ -131,7 +136,7 @@ def refuse_quantized(entries: Mapping[str, Any], tensors: Mapping[str, HasHeader
     """
     check_plain(entries, tensors)
     if told := [name for name in FIELDS if entries.get(name)]:
-        method = entries[told[0]].get("quant_method") if isinstance(entries[told[0]], Mapping) else None
+        method = _method(entries[told[0]])
         raise ConversionError(
             f"config.json: {told[0]}: the weights are quantized by {shown(method)}, which only loading reads; make "
             "plain ones with dequantize() of transformers, or take the repo from before"
