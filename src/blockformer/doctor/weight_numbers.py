@@ -157,6 +157,8 @@ def _broken(values: Mapping[str, Values], infos: Mapping[str, TensorInfo], unrea
     if zero:
         said = f"{counted(len(zero), 'matrix', 'matrices')} {are(zero)} all zero:{listed(map(shown, zero), 6)}"
         fix = "save again: a ZeRO-3 or FSDP run that saves without gathering writes zeros, and so does a meta device"
+        if all(".lora_B." in name for name in zero):
+            fix = "save the adapter after training: PEFT starts these matrices at zero"
         findings.append(Finding("zeros", ERROR, said, fix, names=tuple(zero)))
     return findings
 
