@@ -47,7 +47,7 @@ def check_inputs(config, vocab_size, input_ids, inputs_embeds, attention_mask, p
         raise ValueError(f"{side}input_ids holds {words}: does the tokenizer belong to this model?")
     # Without token types zeros are taken, which say nothing: some tokenizers give them always.
     for (name, ids), field in zip(types.items(), ("type_vocab_size", "task_type_vocab_size"), strict=False):
-        field = "vocab_size" if ids is not None and config.token_types_as_tokens else field
+        field = "vocab_size" if ids is not None and name == "token_type_ids" and config.token_types_as_tokens else field
         if ids is not None and ids.shape != inputs.shape[:2]:
             raise ValueError(f"{name} must be [batch={batch}, length={length}], not {list(ids.shape)}.")
         if ids is not None and (wrong := _outside(ids, max(getattr(config, field), 1))) is not None:
