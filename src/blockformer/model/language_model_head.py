@@ -75,8 +75,8 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         if own and labels is not None and (own_loss := self.own_loss()) is not None:
             own = own | {"num_items_in_batch": num_items_in_batch}
             logits = self.logits_of(hidden_states)
-            given = {name: value for name, value in own.items() if value is not None}
-            return logits, own_loss(logits=logits, vocab_size=logits.shape[-1], **given)
+            named = {name: value for name, value in own.items() if value is not None}
+            return logits, own_loss(logits=logits, vocab_size=logits.shape[-1], **named)
         given = (hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
         if (found := self.runtime.loss(self, *given)) is not None:
             return found
