@@ -433,6 +433,45 @@ def test_a_model_with_fewer_layers_saves_and_loads(tmp_path, preset, name, stack
         assert again(**inputs).logits.equal(a_model(**inputs).logits)
 
 
+def steer(module, args):
+    return (args[0] * 1.1,)  # the states alone, as there is nothing else by position
+
+
+def steer_by_name(module, args, named):
+    return args, named | {"hidden_states": named["hidden_states"] * 1.1}
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+@torch.no_grad()
+def test_hooks_before_layers_and_attention_get_arguments_as_in_transformers(family, prepared):
+    """What a hook does not give back is lost: a mask must not be among it."""
+    models, (ids, mask) = pair(family), left_padded(3, 23)
+    if prepared:
+        models[0].prepare_for_inference()
+    for a_model in models:
+        a_model.model.layers[1].register_forward_pre_hook(steer)
+        a_model.model.layers[2].self_attn.register_forward_pre_hook(steer_by_name, with_kwargs=True)
+    ours, theirs = (a_model(ids, attention_mask=mask).logits[mask.bool()] for a_model in models)
+    assert_close(ours, theirs)
+    settings = {"attention_mask": mask, "max_new_tokens": 5, "min_new_tokens": 5, "num_beams": 2, "do_sample": False}
+    assert torch.equal(*(a_model.generate(ids, **settings) for a_model in models))
+
+
+def test_a_hook_before_a_checkpointed_layer_may_give_back_the_states_alone():
+    gradients = []
+    for checkpointed in (False, True):
+        a_model, inputs = model_and_inputs("qwen3", "BlockformerDecoderForCausalLM")
+        inputs["attention_mask"][0, :4] = 0
+        a_model.model.layers[1].register_forward_pre_hook(steer)
+        if checkpointed:
+            a_model.gradient_checkpointing_enable()
+        a_model.train()(**inputs).loss.backward()
+        gradients.append({name: weight.grad for name, weight in a_model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradient, gradients[1][name]), name
+
+
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
 def test_a_head_whose_bias_peft_drops_is_refused():
     """PEFT ties a saved copy of the embeddings to a linear layer that it makes without a bias."""

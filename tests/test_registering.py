@@ -69,7 +69,9 @@ def test_a_file_says_what_it_adds_and_may_be_registered_again():
 def test_a_gate_multiplies_what_the_output_projection_reads():
     model = model_of()
     attention, states, read = model.model.layers[1].self_attn, [], []
-    attention.register_forward_pre_hook(lambda module, args, kwargs: states.append(args[0]), with_kwargs=True)
+    attention.register_forward_pre_hook(
+        lambda module, _, given: states.append(given["hidden_states"]), with_kwargs=True
+    )
     attention.o_proj.register_forward_pre_hook(lambda module, args: read.append(args[0]))
     ids = torch.randint(3, 97, (2, 7))
     model(ids)

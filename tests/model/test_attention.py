@@ -142,7 +142,9 @@ def test_a_gate_is_its_formula(name, way):
     assert len(gates) == 3 * (1 + plain.config.is_encoder_decoder)
     for place in gates:
         attention, weight, read = plain.get_submodule(place), gated.get_submodule(place).gate_proj.weight, []
-        attention.register_forward_pre_hook(lambda _, given, read=read: read.append(given[0]))
+        attention.register_forward_pre_hook(
+            lambda _, args, given, read=read: read.append(given["hidden_states"]), with_kwargs=True
+        )
         attention.o_proj.register_forward_pre_hook(
             lambda _, given, read=read, weight=weight: (given[0] * torch.sigmoid(read.pop() @ weight.T),)
         )

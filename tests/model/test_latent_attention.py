@@ -67,7 +67,9 @@ def test_heads_are_made_from_a_latent_vector(fields):
     states, found = torch.randn(1, 9, 32), []
     layer = ours.model.layers[1].self_attn
     assert type(layer) is LatentAttention
-    layer.register_forward_hook(lambda module, args, output: found.append((args[0], output[0])))
+    layer.register_forward_hook(
+        lambda module, args, given, output: found.append((given["hidden_states"], output[0])), with_kwargs=True
+    )
     ours(inputs_embeds=states)
     ((given, output),) = found
     assert layer.kv_a_norm.eps == fields.get("latent_norm_eps", 0.3)

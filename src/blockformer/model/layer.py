@@ -176,15 +176,11 @@ class Layer(GradientCheckpointingLayer):
         past_key_values=None,
         **kwargs,
     ):
-        """hidden_states [B, T, C], encoder_hidden_states [B, S, C] -> [B, T, C].
-
-        The layer's own mask, and `distances` and its part [B, T, P] of `token_inputs` of `layer_inputs`, come first, as
-        reentrant checkpointing follows gradients of positional arguments only. The attention backend gets `kwargs`.
-        """
+        """States [B, T, C], encoder_hidden_states [B, S, C], token_input [B, T, P] -> [B, T, C]; more for attention."""
         hidden_states = self._norm("self_attn_input_norm", hidden_states)
         states = self._norm("self_attn_pre_norm", hidden_states)
         change = self.self_attn(
-            states,
+            hidden_states=states,
             attention_mask=attention_mask,
             position_embeddings=layer_inputs.rotations.get(self.layer_type) if self.rotates else None,
             distances=distances,
@@ -202,7 +198,7 @@ class Layer(GradientCheckpointingLayer):
         if self.has_cross_attention and encoder_hidden_states is not None:
             hidden_states, mask = self._norm("cross_attn_input_norm", hidden_states), layer_inputs.cross_head_mask
             change = self.cross_attn(
-                self._norm("cross_attn_pre_norm", hidden_states),
+                hidden_states=self._norm("cross_attn_pre_norm", hidden_states),
                 attention_mask=layer_inputs.encoder_mask,
                 key_value_states=encoder_hidden_states,
                 past_key_values=past_key_values,

@@ -180,15 +180,18 @@ class Stack(BlockformerPreTrainedModel):
         return self.relative_bias(places, key_length).to(states.device, dtype)
 
     def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
-        """The layers one after the other; `generate` lowers their number in a decoder's config while it drafts."""
-        masks, distances, vectors = layer_inputs.masks, layer_inputs.distances, layer_inputs.token_inputs
-        layer_inputs = layer_inputs._replace(masks={}, distances=None, token_inputs=None)  # they go by position
-        count = self.config.num_hidden_layers // self.passes if self.config.is_decoder else None
+        """The layers one after the other. They get the states by position, so that a hook may give back these alone."""
+        whole, layer_inputs = layer_inputs, layer_inputs._replace(masks={}, distances=None, token_inputs=None)
+        count = self.config.num_hidden_layers // self.passes if self.config.is_decoder else None  # fewer while drafting
+        names = ("encoder_hidden_states", "attention_mask", "distances", "token_input")
         for layer in list(self.layers)[:count]:
-            own = () if vectors is None else (vectors[:, :, layer.layer_idx],)
-            given = (encoder_hidden_states, masks[layer.layer_type], distances, *own)
+            own = None if whole.token_inputs is None else whole.token_inputs[:, :, layer.layer_idx]
+            given = (encoder_hidden_states, whole.masks[layer.layer_type], whole.distances, own)
+            # In reentrant checkpointing, what is given by name gets no gradient.
+            learns = self.gradient_checkpointing and any(getattr(each, "requires_grad", False) for each in given)
+            args, by_name = (given, {}) if learns else ((), dict(zip(names, given, strict=True)))
             for _ in range(self.passes):
-                hidden_states = layer(hidden_states, *given, layer_inputs=layer_inputs, **named)
+                hidden_states = layer(hidden_states, *args, layer_inputs=layer_inputs, **by_name, **named)
         return hidden_states
 
     def after_layers(self, hidden_states):
