@@ -8,7 +8,7 @@ from test_decoding import make, prompts, with_loop
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
 
 import blockformer
-from blockformer.engine import graphs
+from blockformer.engine import beam_search, graphs
 from blockformer.engine.beam_search import BeamSearch
 
 ENDS = [*range(2, 9)]
@@ -187,3 +187,19 @@ def test_beams_that_begin_with_different_texts_go_to_the_library(searches):
             texts.append(model._beam_search(ids, **given, use_cache=True, **named))
     assert torch.equal(*texts)
     assert list(quick.runtime.decoding.fallbacks.reasons) == ["beams begin with different texts"]
+
+
+@pytest.mark.parametrize("vocabulary", [97, 128 * 40, 128 * 40 + 1, 128 * 40 + 127])
+def test_the_largest_are_found_by_blocks(vocabulary):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, vocabulary, generator=generator)
+    logits[0, -3:] += 9
+    logits[1, 40:48] += 9  # of one block
+    logits[2, 5:] = -torch.inf
+    for count in (1, 8, 16):
+        values, tokens = beam_search._largest(logits, count)
+        expected = logits.topk(count)
+        assert torch.equal(values, expected.values)
+        finite = expected.values.isfinite()
+        assert torch.equal(tokens[finite], expected.indices[finite])
+        assert torch.equal(logits.gather(1, tokens), values)

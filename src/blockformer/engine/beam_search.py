@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from .sampling import only_forbid, without_forbidden
 
 _NEVER = -1e9  # the library's score of what is not to be chosen
+_BLOCK = 128  # logits of which the largest is found first
 
 
 class BeamSearch:
@@ -72,7 +73,7 @@ class BeamSearch:
             return self._processed()
         subtracted = self._steps.parts.log_sums(logits)
         logits = without_forbidden(logits, self._text.flatten(0, 1), call.processors)
-        values, tokens = logits.topk(min(self._candidate_count, logits.shape[1]))
+        values, tokens = _largest(logits, min(self._candidate_count, logits.shape[1]))
         scores = (values - subtracted).unflatten(0, (-1, call.beams)) + self._running[:, :, None]
         best, index = scores.flatten(1).topk(self._candidate_count)
         return best, index // values.shape[1], tokens.unflatten(0, (-1, call.beams)).flatten(1).gather(1, index)
@@ -148,3 +149,17 @@ class BeamSearch:
 def _chosen(texts, index):
     """Of texts [B, m, S] those at int [B, k]."""
     return texts.gather(1, index[:, :, None].expand(-1, -1, texts.shape[2]))
+
+
+def _largest(logits, count: int):
+    """As `topk(count)` of logits [R, V], by way of the largest of each block: a block that holds one is among these."""
+    number = logits.shape[1] // _BLOCK
+    if number < 2 * count:
+        return logits.topk(count)
+    blocks, rest = logits[:, : number * _BLOCK].unflatten(1, (number, _BLOCK)), logits[:, number * _BLOCK :]
+    chosen = blocks.amax(-1).topk(count)[1]
+    candidates = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)
+    tokens = (chosen[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(1)
+    others = torch.arange(number * _BLOCK, logits.shape[1], device=logits.device).expand(len(logits), -1)
+    values, index = torch.cat([candidates, rest], 1).topk(count)
+    return values, torch.cat([tokens, others], 1).gather(1, index)

@@ -16,6 +16,7 @@ from .few_rows import MOST_ROWS
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
 # than it gains (benchmarks/thresholds.py).
 _PARTS, _LEAST_IN_PARTS = 16, 1 << 17
+_LEAST_COLUMNS = 8  # rows from which `in_columns` is faster with AVX-512; with AVX2 it is from five on. By hand.
 # Multiplications below which nothing else gains; and below which oneDNN's overhead, tens of microseconds a call,
 # costs more than it gains (benchmarks/thresholds.py).
 _LEAST, _LEAST_WORK = _LEAST_IN_PARTS, 1 << 23
@@ -39,6 +40,18 @@ def by_onednn_in_a_graph(states: torch.Tensor, weight: torch.Tensor, bias: torch
 @by_onednn_in_a_graph.register_fake
 def _(states, weight, bias):
     return states.new_empty(*states.shape[:-1], weight.shape[0])
+
+
+def in_columns(states, weight, bias=None):
+    """`F.linear` of float32 states [..., I] of some rows, with the weight [O, I] first and the rows as columns.
+
+    MKL then reads the weight where it lies, and does not copy it into another layout at each call.
+    """
+    rows = states.reshape(-1, states.shape[-1])
+    if rows.shape[0] < _LEAST_COLUMNS:
+        return F.linear(states, weight, bias)
+    outputs = torch.mm(weight, rows.t()).t().contiguous().reshape(*states.shape[:-1], weight.shape[0])
+    return outputs if bias is None else outputs + bias
 
 
 class QuickLinear(nn.Linear):

@@ -24,7 +24,7 @@ from .attention import PreparedAttention, StepAttention
 from .choices import ONEDNN, OtherLoop, is_faster
 from .compiler import compiled, is_of_compiler, progress
 from .few_rows import BLOCK, Rows, as_rows, computed_once, rows_of
-from .linear import QuickLinear, by_onednn_in_a_graph
+from .linear import QuickLinear, by_onednn_in_a_graph, in_columns
 from .sampling import choose, log_sums
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
 
@@ -92,7 +92,9 @@ class StepLayers:
 
     def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
         self.in_place = in_place
-        self.matmul: Callable = by_onednn_in_a_graph if is_faster(ONEDNN, dtype) else F.linear
+        self.matmul: Callable = F.linear
+        if dtype is torch.float32:
+            self.matmul = by_onednn_in_a_graph if is_faster(ONEDNN, dtype) else in_columns
         self.rows = None if dtype is torch.float64 else rows
 
     def __call__(self, module: nn.Module) -> nn.Module:
