@@ -81,10 +81,8 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         if (found := self.runtime.loss(self, *given)) is not None:
             return found
         logits = self.logits_of(hidden_states)
-        if labels is None:
-            return logits, None
-        loss = token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
-        return (None if return_logits is False else logits), loss
+        loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
+        return (logits if loss is None or return_logits is not False else None), loss
 
     def before_head(self, hidden_states):
         """The input of the head's matrix: [..., C] -> [..., C]."""

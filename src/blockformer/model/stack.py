@@ -183,15 +183,15 @@ class Stack(BlockformerPreTrainedModel):
         """The layers one after the other. They get the states by position, so that a hook may give back these alone."""
         whole, layer_inputs = layer_inputs, layer_inputs._replace(masks={}, distances=None, token_inputs=None)
         count = self.config.num_hidden_layers // self.passes if self.config.is_decoder else None  # fewer while drafting
-        names = ("encoder_hidden_states", "attention_mask", "distances", "token_input")
         for layer in list(self.layers)[:count]:
             own = None if whole.token_inputs is None else whole.token_inputs[:, :, layer.layer_idx]
-            given = (encoder_hidden_states, whole.masks[layer.layer_type], whole.distances, own)
+            given = {"encoder_hidden_states": encoder_hidden_states, "attention_mask": whole.masks[layer.layer_type]}
+            given |= {"distances": whole.distances, "token_input": own}
             # In reentrant checkpointing, what is given by name gets no gradient.
-            learns = self.gradient_checkpointing and any(getattr(each, "requires_grad", False) for each in given)
-            args, by_name = (given, {}) if learns else ((), dict(zip(names, given, strict=True)))
+            learns = self.gradient_checkpointing and any(getattr(x, "requires_grad", False) for x in given.values())
+            args, given = (given.values(), {}) if learns else ((), given)
             for _ in range(self.passes):
-                hidden_states = layer(hidden_states, *args, layer_inputs=layer_inputs, **by_name, **named)
+                hidden_states = layer(hidden_states, *args, layer_inputs=layer_inputs, **given, **named)
         return hidden_states
 
     def after_layers(self, hidden_states):
@@ -216,8 +216,8 @@ class Stack(BlockformerPreTrainedModel):
             is_token, own = padding_before(self.config, places, is_token, input_ids)
         positions = places[None] if is_token is None else counted_positions(is_token, own, 0 if is_mask else places[0])
         if not fits:
-            longest = None if is_mask or positions.shape[0] > 1 else longest
-            check_positions(self.config, positions, positions.shape, longest)
+            one = positions.shape[0] == 1 and not is_mask
+            check_positions(self.config, positions, positions.shape, longest if one else None)
         return positions
 
     def _uses_cache(self, use_cache, past_key_values) -> bool:
