@@ -6,7 +6,7 @@ model computes more than the official one. Training fills the zeros, after which
 
 from dataclasses import dataclass, replace
 
-from ..rules.operations import BlockDiagonal
+from ..rules.block_diagonal import BlockDiagonal
 from ..rules.table import RuleTable
 from ..values import TOKEN_TYPES, Computed
 from .base import Family

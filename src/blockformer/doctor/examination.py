@@ -282,10 +282,7 @@ def _names_and_shapes(
 
 
 def _layouts_as_it_is(found: Examination, names: Mapping[str, str], options: Options) -> Layouts | None:
-    """The layouts of a checkpoint that converts under the names that it has; None if it does not.
-
-    Many released files lack their class's prefix, or have it before tensors that the class does not read.
-    """
+    """The layouts of a checkpoint that converts under the names that it has (many files lack a prefix), or None."""
     checkpoint, entries = found.checkpoint, found.config
     groups = with_sources([_copy(name, checkpoint.tensors[own]) for name, own in names.items()], names)
     try:

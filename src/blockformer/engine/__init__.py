@@ -15,7 +15,7 @@ torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
 - `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step, and a
   prepared model takes each cache for the caller's.
 - `_get_candidate_generator` (GenerationMixin): `use_mtp` looks for layers of transformers' own and finds none.
-- `_loss_function` (PreTrainedModel): a loss that the user sets (`model.loss_function = ...`) is not taken.
+- `_loss_function`, `loss_type` (PreTrainedModel): a loss that the user sets (`model.loss_function = ...`) is not taken.
 - `_is_stateful` (PreTrainedModel): a model with layers that keep a state is refused drafts by its layers, not before.
 - `_sample`, `_beam_search` (GenerationMixin): `generate` writes by the library's loops, which are slower.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.

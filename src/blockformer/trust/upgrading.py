@@ -31,7 +31,8 @@ from ..publishing.repo_code import EXTRA_CODE, IMPORT, code_files, copy_code
 from ..publishing.signing import SIGNATURE
 from ..publishing.write_repo import RepoReport, write_repo
 from .manifest import is_later
-from .verification import Verification, verify
+from .result import Verification
+from .verification import verify
 
 
 def upgrade(repo: str | PathLike[str]) -> Verification:

@@ -7,7 +7,6 @@ import re
 import stat
 import unicodedata
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -44,6 +43,7 @@ from ..model_classes import CONFIGS, MODELS
 from ..publishing.repo_code import MODEL
 from ..publishing.signing import check_signature
 from .manifest import Manifest, is_later, manifest_of
+from .result import Verification
 
 PUBLIC = frozenset([*MODELS, *(each.__name__ for each in CONFIGS.values())])
 """The names that an `auto_map` may have."""
@@ -65,43 +65,6 @@ RECORD = ("conversion.json", "conversion/")
 """What the names of files begin with that only the way back reads: what a repo keeps of its source."""
 WITH_BLOCKS = "blocks.py"
 """The file of a release that its repos have only with blocks."""
-
-
-@dataclass
-class Verification:
-    """What `verify` found.
-
-    Attributes:
-        repo: the folder or Hub id.
-        release: the release that wrote the repo, as its `config.json` says; None if it says nothing.
-        format: of the repo, as its `config.json` says.
-        files: name -> SHA-256, in hexadecimal, of every file.
-        problems: kind of check -> what is wrong, one sentence each. The kinds: "files", "code", "settings", "weights",
-            "unused" (weights that the model does not have), "signature".
-        blocks: name -> SHA-256 of each block from outside: code of the repo's author's that the config names.
-        to_read: the blocks that are not registered in this process: nothing vouches for what they do.
-        weights_compared: whether the weights' names and shapes were compared with the config; if not, `notes` says why.
-        notes: what was not checked, and why.
-    """
-
-    repo: str
-    release: str | None = None
-    format: int | None = None
-    files: dict[str, str] = field(default_factory=dict)
-    problems: dict[str, list[str]] = field(default_factory=dict)
-    blocks: dict[str, str] = field(default_factory=dict)
-    to_read: list[str] = field(default_factory=list)
-    weights_compared: bool = True
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether nothing is wrong, and no code is left to read."""
-        return not self.problems and not self.to_read
-
-    def add(self, kind: str, problem: str) -> None:
-        """Note a problem."""
-        self.problems.setdefault(kind, []).append(problem)
 
 
 def verify(
