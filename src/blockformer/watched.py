@@ -81,7 +81,7 @@ class Modules:
             name for name, axis in axes(type(top.config)).items() if axis.group not in ("training", "tokens", "use")
         ]
         self._fields = {name: vars(top.config)[name] for name in fields}
-        self._modules = [
+        self._snapshots = [
             (module, _structure_of(module), _settings_of(module)) for module in top.modules() if module not in others
         ]
 
@@ -94,7 +94,7 @@ class Modules:
             and is_bare(module)
             and _structure_of(module) == structure
             and settings.items() <= vars(module).items()
-            for module, structure, settings in self._modules
+            for module, structure, settings in self._snapshots
         )
 
 

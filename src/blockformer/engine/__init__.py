@@ -31,7 +31,6 @@ Then those that only the package uses:
   torch's plain ones.
 - `_inductor` (torch; `compile_fx.compile_fx`, `compile_fx_inner`): ImportError at the first compiled step.
 - `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError at the first compiled step.
-- `_nn` (torch._C): AttributeError on import.
 - `_cuda_clearCublasWorkspaces` (torch._C): AttributeError where a GPU captures a step.
 - `_pad_token_tensor`, `_eos_token_tensor` (of the settings of a call of `generate`): AttributeError in a model with
   compiled steps.
