@@ -72,7 +72,7 @@ def unknown_class(
         why = "the name of a wrapper and not of the model in it"
     said = f"config.json: architectures is {shown(named)}, {why}; of {what} there are {', '.join(known) or 'none'}"
     model_type = official.get("model_type")
-    if model_type in NAMES and shown(model_type) != what:
+    if model_type in NAMES and not what.startswith(shown(model_type)):
         said += f". Its model_type is {shown(model_type)}: leave out the family"
     elif fitting is not None:
         said += f'. If this is one of them, write "architectures": ["{fitting.official}"], which fits the tensors'

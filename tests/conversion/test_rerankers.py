@@ -213,7 +213,7 @@ def test_what_cannot_be_a_reranker_is_refused(tmp_path, settings, tokens, named)
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--as", "reranker"], "tokens must be two tokens of the vocabulary or one"),
+        (["--as", "reranker"], "tokens are missing; use"),
         (["--as", "reranker", "--tokens", "a,b,c"], "tokens must be two tokens"),
         (["--as", "reranker", "--tokens", "no,yes", "--layers", "0"], "--layers cannot be combined with --as reranker"),
         (["--as", "reranker", "--tokens", "no,yes", "--to", "official"], "cannot be combined with --to official"),
