@@ -91,10 +91,9 @@ def family_of(official: Mapping[str, Any]) -> Family:
             raise ConversionError(
                 f'config.json: model_type {shown(model_type)} is not known; write "model_type": "{spelled}"'
             )
-        known = {family.model_type for family in FAMILIES.values()}
         lacks = f" by transformers {transformers.__version__}; install a newer one" if names else ""
         said = f"model_type {shown(model_type)} is not supported{lacks}{nearest(official)}"
-        raise ConversionError(f"config.json: {said}. docs/supported.md lists the {len(known)} that are")
+        raise ConversionError(f"config.json: {said}. docs/supported.md lists every type that is")
 
     def is_meant(family: Family) -> bool:
         named = family.names.named(official)
