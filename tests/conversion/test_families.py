@@ -265,7 +265,9 @@ def test_an_unknown_type_names_what_it_is_like_and_what_is_strange():
 
 def test_a_type_of_another_kind_is_like_none():
     entries = {"model_type": "clip", "text_config": {}, "vision_config": {}, "projection_dim": 512}
-    with pytest.raises(ConversionError, match=r"'clip' is not supported\. docs/supported\.md lists every type that is$"):
+    with pytest.raises(
+        ConversionError, match=r"'clip' is not supported\. docs/supported\.md lists every type that is$"
+    ):
         family_of(entries)
 
 
