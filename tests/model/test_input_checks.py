@@ -7,6 +7,7 @@ import torch
 from encoder_decoders import t5
 from pairs import assert_close, model, token_ids
 
+import blockformer
 from blockformer.model.losses import shifted, span_loss, token_cross_entropy
 
 
@@ -164,3 +165,13 @@ def test_num_items_divides_the_sum(count):
     logits, labels = torch.randn(3, 7), torch.tensor([0, -100, 6])
     mean = token_cross_entropy(logits, labels)
     assert_close(token_cross_entropy(logits, labels, count), mean * 2 / 5)
+
+
+def test_task_types_have_their_own_table_where_token_types_are_tokens():
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}
+    tables = {"type_vocab_size": 0, "token_types_as_tokens": True, "task_type_vocab_size": 3}
+    encoder = blockformer.BlockformerEncoderModel(blockformer.preset("ernie", vocab_size=30, **sizes, **tables))
+    ids = torch.randint(5, 30, (1, 4))
+    encoder(ids, token_type_ids=ids, task_type_ids=ones(1, 4))
+    with pytest.raises(ValueError, match="task_type_ids holds 5, and task_type_vocab_size is 3: use smaller ids"):
+        encoder(ids, task_type_ids=5 * ones(1, 4))
