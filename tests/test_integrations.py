@@ -434,7 +434,7 @@ def test_a_model_with_fewer_layers_saves_and_loads(tmp_path, preset, name, stack
 
 
 def steer(module, args):
-    return (args[0] * 1.1,)  # the states alone, as there is nothing else by position
+    return (args[0] * 1.1,)  # only the states: nothing else comes by position
 
 
 def steer_by_name(module, args, named):

@@ -299,7 +299,7 @@ class EncoderNames(Names[EncoderHead]):
         return RuleTable(rules, ignored=[*ignored, *self.ignored_heads])
 
     def modules_of(self, config: PretrainedConfig) -> Mapping[str, str]:
-        """`modules`, for a config of ours."""
+        """`modules`, for a Blockformer config."""
         return self.modules
 
     def _module_rules(self, theirs: str, parts: str | tuple[str, ...], config: PretrainedConfig) -> list[Rule]:

@@ -53,7 +53,7 @@ Which there are and which goes first is one list, so that no family can be in on
 MODEL_TYPES = {name: name.removesuffix("-decoder") for name in ONE_STACK}
 """Families whose official `model_type` is not their name."""
 FORMER_TYPES = {"new": "gte", "gpt-sw3": "gpt2"}
-"""`model_type` of checkpoints that came with code of their own, or another name of a class -> the family."""
+"""`model_type` of checkpoints that came with their own code, or another name of a class -> the family."""
 OUT_OF_REACH = {
     "blenderbot-small": "its decoder normalizes token vectors before it adds positions, its encoder after",
     "dbrx": "all experts of a layer lie in one matrix, which no rule takes apart",
@@ -93,13 +93,13 @@ OUT_OF_REACH = {
     ),
     "tapas": "it reads in which row and column of a table each token stands",
     "visual_bert": "it reads vectors of pictures next to tokens",
-    "luke": "it reads entities next to tokens, with queries of their own",
+    "luke": "it reads entities next to tokens, with separate queries",
     "roc_bert": "it reads the shape and the pronunciation of each character next to the character",
     "canine": "it reads characters, which several hashes look up, and shortens the text by a convolution",
     "perceiver": "its attention reads the text into a fixed number of vectors",
-    "blt": "it reads bytes, which a model of its own joins to patches",
+    "blt": "it reads bytes, which a separate model joins into patches",
     "splinter": "its head compares each token with the one that stands for the question; the rest is BERT",
-    "dpr": "its classes give the first state of a BERT, in an output of their own; the rest is BERT",
+    "dpr": "its classes give the first state of a BERT, in their own output class; the rest is BERT",
     "fnet": "it mixes tokens by a Fourier transform in place of attention",
     "xlnet": "its scores add terms of computed distances and of segments, with vectors that all tokens share",
     "funnel": "its layers pool the text to half its length, and its scores add terms of computed distances",
@@ -109,8 +109,8 @@ OUT_OF_REACH = {
     "mra": "its attention is approximated in blocks, of which some are computed exactly",
     "yoso": "its attention is approximated by hashes",
     "reformer": "its attention hashes tokens into buckets, and its layers are reversible",
-    "prophetnet": "its decoder predicts several tokens at once, each in a stream of its own",
-    "cpmant": "its relative bias depends on segments, and a prompt of its own stands before each text",
+    "prophetnet": "its decoder predicts several tokens at once, each in its own stream",
+    "cpmant": "its relative bias depends on segments, and a trained prompt stands before each text",
     "rag": "it looks up passages, and joins two models",
     "encoder-decoder": "it joins two models of any types; convert each of them by itself",
     "molmo2_text": "its tokens lie in two tables",

@@ -36,7 +36,7 @@ REMEDIES = {
     "scale_attn_by_inverse_layer_idx": "here all layers scale scores alike; in layer i, counted from 0, divide the "
     "queries' third of c_attn.weight and c_attn.bias by i + 1, which computes the same, and set it to false",
     "reorder_and_upcast_attn": "it computes the same, in another order and in float32; set it to false",
-    "n_langs": "with use_lang_emb the model adds a vector of each token's language, and ours has none",
+    "n_langs": "with use_lang_emb the model adds a vector for each token's language; Blockformer's models do not",
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }
 """Official setting -> why it cannot be converted and what to do, where its name does not say that."""

@@ -180,7 +180,7 @@ def family_for(config: PretrainedConfig) -> Family:
 
 
 def twins_of(family: Family, config: PretrainedConfig) -> list[str]:
-    """Other families of the same record file that can express a config of ours, such as XLM-RoBERTa next to RoBERTa."""
+    """Families of the same record file that also express a Blockformer config, such as XLM-RoBERTa next to RoBERTa."""
     file = index.module_of(family.name)
     others = [FAMILIES[name] for name in FAMILIES if name != family.name and index.module_of(name) is file]
     with quiet():

@@ -50,7 +50,7 @@ def _names(prefix: str) -> ListedNames:
         refused={
             f"{prefix}ForQuestionAnswering": "its head searches for the best pairs of a start and an end; "
             f"{prefix}ForQuestionAnsweringSimple can be converted",
-            f"{prefix}ForMultipleChoice": "it scores a choice in two layers, and ours in one",
+            f"{prefix}ForMultipleChoice": "it scores a choice in two layers; Blockformer's head has one",
         },
     )
 
@@ -75,7 +75,7 @@ def _named(model, args, named):
 
 def _with_masks(model):
     model.register_forward_pre_hook(_named, with_kwargs=True)
-    model.can_generate = lambda: False  # it writes by filling in masked tokens, which is no task of an encoder here
+    model.can_generate = lambda: False  # it writes by filling in masked tokens; our encoders do not write
     return model
 
 

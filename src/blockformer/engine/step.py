@@ -107,7 +107,7 @@ class CompiledSteps:
     def _new_functions(self, sources: str, beams: int) -> StepFunctions | None:
         if not has_compiler():
             fix = "install g++ or clang++, or set CXX"
-            logger.warning_once(f"there is no C++ compiler, so the model runs uncompiled: {fix}.")
+            logger.warning_once(f"found no C++ compiler, so the model runs uncompiled: {fix}.")
             return None
         rows = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True)}.get(sources)
         in_place = {layer: copy for copy in self._ordered.copies for layer in copy.layers}

@@ -180,7 +180,7 @@ class Stack(BlockformerPreTrainedModel):
         return self.relative_bias(places, key_length).to(states.device, dtype)
 
     def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
-        """The layers one after the other. They get the states by position, so that a hook may give back these alone."""
+        """Run the layers in turn. Only the states go by position, so a hook before a layer may return nothing else."""
         whole, layer_inputs = layer_inputs, layer_inputs._replace(masks={}, distances=None, token_inputs=None)
         count = self.config.num_hidden_layers // self.passes if self.config.is_decoder else None  # fewer while drafting
         for layer in list(self.layers)[:count]:
