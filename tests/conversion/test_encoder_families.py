@@ -375,6 +375,21 @@ def test_masked_tokens_are_dropped_and_the_others_scaled(tmp_path, positions):
     assert_close(ours(**given).logits[real], theirs(**named).logits[real])
 
 
+@pytest.mark.parametrize("mask", [None, torch.ones(2, LENGTH, dtype=torch.long)], ids=["no mask", "a full mask"])
+@pytest.mark.parametrize("positions", ["rotary", "absolute"])
+@torch.no_grad()
+def test_padding_that_no_mask_hides_has_no_place(tmp_path, positions, mask):
+    theirs = protein_model(position_embedding_type=positions)
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path)
+    ids = batch(ours, theirs)[0]["input_ids"]
+    ids[:, 2], ids[:, 5] = theirs.config.pad_token_id, 7
+    given = {"input_ids": ids, "attention_mask": mask}
+    assert_close(ours(**given).logits, theirs(**given).logits)
+    ours.prepare_for_inference()
+    assert_close(ours(**given).logits, theirs(**given).logits)
+
+
 @torch.no_grad()
 def test_texts_in_one_row_are_scaled_each_by_itself(tmp_path):
     theirs = protein_model()
