@@ -298,9 +298,10 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
     kind = plan.dtype
     config = plan.source_config if plan.to_official else plan.target_config
     shift = plan.family.oracle.position_shift(config)
-    kept = low_bit_weights(targets_of(plan.groups))
-    wide = [group for group in plan.groups if group.targets[0].dtype.itemsize > kind.itemsize]
-    kept |= {each for group in wide for name in group.sources for each in (name, plan.to_class(name))}
+    exact = [group for group in plan.groups if group.targets[0].dtype.itemsize > kind.itemsize]
+    exact += [group for group in plan.groups if low_bit_weights(targets_of([group]))]
+    kept = {each for group in exact for name in group.sources for each in (name, plan.to_class(name))}
+    kept |= low_bit_weights(kept)
 
     load_official = official_loader(plan, source)
 

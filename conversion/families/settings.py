@@ -182,6 +182,7 @@ class Settings:
             raise
         except ValueError as error:
             fix = " Write the id that the tokenizer has, or null" if "must be a token from" in str(error) else ""
+            fix = " Plain weights: dequantize (--dequantize bf16)." if wanted.get("linear_bits") else fix
             raise ConversionError(f"config.json: {error}{fix}") from error
 
     # From the official settings to ours.

@@ -538,6 +538,21 @@ def test_the_limit_in_16_bits_is_the_same_in_both_directions():
     assert not compare(torch.bfloat16, ([torch.tensor([1.0, 3.0])], [], "logits"), theirs, (theirs, exact)).passed
 
 
+def test_one_value_may_be_far_off_in_16_bits_where_all_together_are_as_exact():
+    exact, noise = torch.zeros(2000), torch.randn(2000, generator=torch.Generator().manual_seed(0)) / 20
+    results = {"exact": exact, "theirs": noise, "ours": noise.roll(7).where(exact.new_ones(2000).cumsum(0) > 1, 0.6)}
+    results |= {
+        "wrong": results["ours"] + 0.3 * results["ours"].sign(),
+        "nan": results["ours"] / results["ours"].sign().relu(),
+    }
+    of = {name: ([values], [], "logits") for name, values in results.items()}
+    named = (of["theirs"], of["exact"])
+    assert compare(torch.float16, of["theirs"], of["ours"], named).passed
+    assert compare(torch.float16, of["ours"], of["theirs"], named).passed
+    for name in ("wrong", "nan"):
+        assert not compare(torch.float16, of["theirs"], of[name], named).passed
+
+
 def test_a_wrong_text_fails_in_float32_only():
     good = Measured("float32", 0.0, 10.0, 1e-4, 8, same_text=True)
     from blockformer.conversion.verify import Parity

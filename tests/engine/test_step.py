@@ -219,7 +219,7 @@ def test_assisted_decoding_with_compiled_models_on_both_sides(family):
     quick_draft = copy.deepcopy(draft).prepare_for_inference(compile=True)
     for assistant, other in ((draft, draft), (quick_draft, draft), (quick, plain)):
         assert torch.equal(text(quick, 1, assistant_model=assistant), text(plain, 1, assistant_model=other))
-    assert kinds(quick_draft) == {("one", 1)}
+    assert not kinds(quick_draft)  # the library's loop asks a draft for its scores, and calls the model itself
     if family == "qwen3":
         lookup = {"prompt_lookup_num_tokens": 2}
         assert torch.equal(text(quick, 1, **lookup), text(plain, 1, **lookup))
@@ -239,7 +239,7 @@ def test_every_family_and_kind_of_batch(family):
     for rows in (1, 3):
         for settings in WAYS:
             assert torch.equal(text(quick, rows, **settings), text(plain, rows, **settings)), (rows, settings)
-    has_experts = getattr(quick.config, "num_experts", 0) > 0  # whose several rows run uncompiled
+    has_experts = bool(quick.config.num_experts)  # whose several rows run uncompiled
     assert len(kinds(quick)) >= (1 if has_experts else 2)
 
 
