@@ -92,11 +92,12 @@ class Run:
         """The machine in English and Chinese."""
         machine, speed = self.machine, f"{self.machine['gemm_gflops']['float32']:,.0f} GFLOPS"
         read, threads = f"{machine['read_gbs']:.0f} GB/s", machine["threads"]
-        name = f"{machine['processor']}, {machine['instructions']}"
-        packages = f"torch {machine['torch']}, transformers {machine['transformers']}"
+        parts = machine["processor"], machine["instructions"]
+        packages = f"torch {machine['torch']}", f"transformers {machine['transformers']}"
         return (
-            f"{name}, {threads} threads; {packages}; float32; memory is read at {read}, matrices multiplied at {speed}",
-            f"{name}，{threads} 个线程；{packages}；float32；读内存 {read}，矩阵乘法 {speed}",
+            f"{', '.join(parts)}, {threads} threads; {', '.join(packages)}; float32; memory is read at {read}, "
+            f"matrices multiplied at {speed}",
+            f"{'，'.join(parts)}，{threads} 个线程；{'、'.join(packages)}；float32；读内存 {read}，矩阵乘法 {speed}",
         )
 
 

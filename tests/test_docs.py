@@ -407,6 +407,10 @@ def test_parameters_are_counted_right(page):
     model = on_meta(blockformer.preset("transformer-base")).model
     embeddings, encoder, decoder = model.encoder.embed_tokens, model.encoder.layers[0], model.decoder.layers[0]
     assert re.findall(r"[\d,]{6,}", table[1][2]) == [count(embeddings), count(encoder), count(decoder)]
+    gpt2 = on_meta(blockformer.preset("gpt2")).model
+    parts = gpt2.embed_tokens, gpt2.embed_positions, gpt2.layers[0], gpt2.norm
+    assert re.findall(r"[\d,]{5,}", table[4][2]) == [count(part) for part in parts]
+    assert f"{100 * gpt2.embed_tokens.weight.numel() / gpt2.num_parameters():.0f}%" in page.read_text(encoding="utf-8")
 
 
 def test_shares_and_sizes_in_the_text():
