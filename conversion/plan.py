@@ -261,7 +261,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
 
 
 def _note_on_twins(family: Family, config: PretrainedConfig) -> list[str]:
-    """A note where nothing but its file says of which family a model was."""
+    """A note if only the file says which family a model was."""
     twins = twins_of(family, config)
     if not twins:
         return []
