@@ -30,7 +30,7 @@ FLAGS = {
 }  # fmt: skip
 """The arguments of a new shape or a repo for search, as the command line has them."""
 USES = {"reranker": ("tokens", "template"), "embedder": ("pooling", "bidirectional", "prompts")}
-"""What a decoder can be made into for search -> the options of its own."""
+"""What a decoder can be made into for search -> the options that only this use has."""
 OF_USES = {name: [use for use, own in USES.items() if name in own] for names in USES.values() for name in names}
 """Option -> which of them has it."""
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -176,7 +176,7 @@ def check_family(name: str) -> None:
     """Check the name of a family.
 
     Raises:
-        ConversionError: there is no such family; the nearest is named.
+        ConversionError: the family is unknown; the nearest is named.
     """
     known = [*FAMILIES, *ARTICLES]
     if name not in known:

@@ -114,7 +114,7 @@ def with_fields(config: PretrainedConfig, fields: Mapping[str, Any]) -> Pretrain
         raise OptionError(" ".join(_unknown(name, config, known) for name in unknown))
     entries = config.to_dict() | dict(fields)
     if "num_labels" in fields and len(entries.get("id2label") or ()) != fields["num_labels"]:
-        entries |= {name: fields.get(name) for name in ("id2label", "label2id")}  # those of other labels
+        entries |= {name: fields.get(name) for name in ("id2label", "label2id")}  # which were another set's
     try:
         changed = type(config)(**entries)
         changed.output_attentions = bool(entries.get("output_attentions"))  # chooses attention that returns its weights

@@ -60,7 +60,7 @@ def with_sources(groups: Iterable[Group], names: Mapping[str, str]) -> list[Grou
 
 
 def stored_pairs(tied: Mapping[str, str], groups: list[Group]) -> list[tuple[str, str]]:
-    """Tied pairs of which both names are written."""
+    """Tied pairs whose two names are both written."""
     written = targets_of(groups)
     return [(name, source) for name, source in tied.items() if name in written and source in written]
 

@@ -15,7 +15,7 @@ from .storage.variant import CheckpointVariant
 ORIGIN = "conversion.json"
 """The file of the record. A repo without it is converted back by its settings only."""
 BEFORE = "conversion/before"
-"""Where a repo for search keeps what it replaced of the decoder: the config, and settings of sentence-transformers."""
+"""Where a repo for search keeps the parts of the decoder that it replaced: config, sentence-transformers' settings."""
 RECORD = 1
 """The version of the record. One without a version is from before there was one."""
 FORMER_TRAITS = {"4 bits", "mxfp4", "fp8"}

@@ -197,8 +197,8 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     """Ours -> official."""
     if not is_ours(checkpoint.config):
         raise ConversionError(
-            f"{checkpoint.folder}: is not in Blockformer's layout; an official layout needs no way back: leave out "
-            "to_official=True"
+            f"{checkpoint.folder}: is not in Blockformer's layout, and an official layout need not be converted "
+            "back: leave out to_official=True"
         )
     refuse_quantized(checkpoint.config, checkpoint.tensors)
     config = our_config(checkpoint.config)
@@ -261,7 +261,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
 
 
 def _note_on_twins(family: Family, config: PretrainedConfig) -> list[str]:
-    """A note where nothing but its file says of which family a model was."""
+    """A note if only the file says which family a model was."""
     twins = twins_of(family, config)
     if not twins:
         return []

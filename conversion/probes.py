@@ -218,7 +218,7 @@ def _arguments(model: PreTrainedModel, probe: Probe, shift: int) -> dict[str, Te
 
 
 def _compared(output: Any, probe: Probe) -> tuple[list[Tensor], list[str]]:
-    """Of the output of a model what is compared, in float32, [places, ...], and the names."""
+    """The outputs that are compared, in float32, [places, ...], and their names."""
     target = probe.target
     mask = (probe.attention_mask if target is None else torch.ones_like(target)).bool()
     compared, names = [], []

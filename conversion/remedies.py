@@ -116,7 +116,7 @@ def _changes(checkpoint: Checkpoint, family_name: str | None, error: MisfitError
 
 
 def _sizes(official: Mapping[str, Any], error: MisfitError) -> dict[str, int]:
-    """Entries of `config.json` -> the sizes of the tensors in place of those that the model would have."""
+    """Sizes for `config.json` that fit the tensors, in place of sizes that do not."""
     labels = official.get("id2label")
     counts = {"num_labels": len(labels) if isinstance(labels, Mapping) else USUAL_LABELS}
     counts |= {name: each for name, each in official.items() if type(each) is int and not name.endswith("_token_id")}

@@ -70,7 +70,7 @@ def template_format(tokenizer: Any) -> str | None:
         return None
     for kind in ("flat", "structured"):
         said = ""
-        with suppress(Exception):  # what a template raises of its own, too
+        with suppress(Exception):  # also what a template raises itself
             said = tokenizer.apply_chat_template(messages(("q7x", "d3z"), kind), tokenize=False)
         if "q7x" in said and "d3z" in said and "{'" not in said:
             return kind

@@ -246,7 +246,7 @@ def fits(parameters: int, dtype: torch.dtype) -> bool:
 
 
 def attention_of(model_class: type[PreTrainedModel], config: PretrainedConfig) -> str:
-    """The attention implementation that computes what the config says: "sdpa", where that does."""
+    """The attention implementation that follows the config: "sdpa", where it can."""
     parts = (config, getattr(config, "encoder", None), getattr(config, "decoder", None))  # T5Gemma's are configs
     # which "sdpa" ignores in older releases
     capped = any(getattr(part, "attn_logit_softcapping", None) is not None for part in parts)

@@ -47,9 +47,10 @@ Differences are shares of the largest output, on real text, with one thread.
 
 ## Small, with random weights
 
-Each row is a repo with the files of the original, its tensor names and its entries of
-`config.json`, but small: two layers of width 32 with random weights, and a tokenizer of some 450 tokens trained on
-Python's sources. The original weights and vocabularies are not used, so the table says nothing about them.
+Each row is a repo with the files, tensor names and entries of `config.json` that the original has, as far as they are
+known (the column `converts` says how), but small: two layers of width 32 with random weights, and a tokenizer of some
+450 tokens trained on Python's sources. The original weights and vocabularies are not used, so the table says nothing
+about them.
 
 `make test` runs a third of the rows as tests, `make exhaustive` the others. This command writes the page:
 

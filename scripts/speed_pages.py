@@ -1,6 +1,7 @@
 """Write the speeds of one run into the READMEs and the pages on benchmarks, and draw them.
 
-All figures come from `benchmarks/runs/cpu.json`, which `benchmarks/run.py` wrote; nobody copies one by hand.
+All figures come from `benchmarks/runs/cpu.json`, which `benchmarks/run.py` wrote, and in the READMEs also from
+docs/gpu.md and docs/quickstart.md; nobody copies one by hand.
 
 Usage: python scripts/speed_pages.py [NEW.json ...]    (first takes over the speed.json of a run, or of several)
 """
@@ -163,8 +164,11 @@ WORDS = (
         "Tokens per second of Qwen3-0.6B: transformers {peer}; ours prepared {prepared}, compiled {compiled}",
         "{machine}. After a short prompt Qwen3-0.6B writes {prepared} tokens per second prepared and {compiled} "
         "compiled, transformers {peer} (eager, its default on a CPU). An encoder of BERT-base's width, its batch "
-        "41 / 71 / 100% full, is {encoders} times as fast as transformers when prepared. On a GPU, both compiled, a "
-        "token of Qwen3-0.6B at batch 1 takes {h100} ms on an H100 and {h200} ms on an H200, transformers "
+        "41 / 71 / 100% full, is {encoders} times as fast as transformers when prepared. With its trained weights "
+        "the chat model above writes {chat_prepared} tokens per second prepared and {chat_compiled} compiled, "
+        "transformers {chat_peer} "
+        "([two cores](docs/quickstart.md#2-talk-to-it-and-count-the-tokens-two-minutes)). On a GPU, both compiled, "
+        "a token of Qwen3-0.6B at batch 1 takes {h100} ms on an H100 and {h200} ms on an H200, transformers "
         "{peer_h100} and {peer_h200} ([GPUs](docs/gpu.md)).",
     ),
     (
@@ -172,7 +176,10 @@ WORDS = (
         "{machine}。提示很短时，Qwen3-0.6B 准备后每秒写 {prepared} 个词元，编译后 {compiled} 个；"
         "transformers 是 {peer} 个（不编译，这是它在 CPU 上的默认做法）。"
         "BERT-base 宽度的编码器，批次里 41 / 71 / 100% 是文本时，"
-        "准备后是 transformers 的 {encoders} 倍。在 GPU 上，批大小 1，两边都编译，写 Qwen3-0.6B 的一个词元，"
+        "准备后是 transformers 的 {encoders} 倍。上面的对话模型用训练好的权重，准备后每秒写 {chat_prepared} 个词元，"
+        "编译后 {chat_compiled} 个，transformers 是 {chat_peer} 个"
+        "（[两个核](docs/zh/quickstart.md#2-对话数一数每秒写几个词元两分钟)）。"
+        "在 GPU 上，批大小 1，两边都编译，写 Qwen3-0.6B 的一个词元，"
         "H100 上 {h100} ms，H200 上 {h200} ms，transformers 是 {peer_h100} 和 {peer_h200} ms"
         "（[GPU](docs/zh/gpu.md)）。",
     ),
@@ -190,10 +197,20 @@ def sentences(run: Run, chinese: bool) -> str:
         "prepared": per_second(prepared["ours_median"], work),
         "compiled": per_second(compiled["ours_median"], work),
         "encoders": " / ".join(f"{run.row(each, PREPARED)['ratio_median']:.2f}" for each in TEXTS[:3]),
+        **of_a_chat((ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")),
         **on_gpus((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")),
     }
     title, below = (words.format(**figures) for words in WORDS[chinese])
     return f"![{title}](docs/pictures/speed.svg)\n\n{below}"
+
+
+def of_a_chat(page: str) -> dict[str, str]:
+    """The tokens per second of the trained model in docs/quickstart.md."""
+    speed = r"([\d.]+)"
+    found = re.search(
+        rf"transformers {speed}, Blockformer unprepared {speed}, prepared {speed}, compiled {speed}\. ", page
+    )
+    return {"chat_peer": found[1], "chat_prepared": found[3], "chat_compiled": found[4]}
 
 
 def on_gpus(page: str) -> dict[str, str]:

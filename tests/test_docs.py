@@ -683,12 +683,15 @@ def test_the_citation_is_of_this_version():
 
 
 def test_the_address_of_the_project_is_one():
-    """A placeholder until there is one; change it in all of these files."""
+    """A placeholder until there is one: change it in these files. Pages only show an address that exists."""
     pattern = re.compile(r"https://github\.com/[\w.-]+/blockformer\b")
-    files = ("README.md", "README.zh-CN.md", "docs/index.md", "mkdocs.yml", "CITATION.cff", "pyproject.toml")
-    found = {name: set(pattern.findall((ROOT / name).read_text("utf-8"))) for name in files}
+    files = [ROOT / name for name in ("mkdocs.yml", "CITATION.cff", "pyproject.toml")]
+    found = {path.name: set(pattern.findall(path.read_text("utf-8"))) for path in files}
     assert all(found.values())
-    assert len(set().union(*found.values())) == 1, found
+    addresses = set().union(*found.values())
+    assert len(addresses) == 1, found
+    on_pages = {path.name: set(pattern.findall(path.read_text("utf-8"))) for path in markdown_files()}
+    assert set().union(*on_pages.values()) <= {each for each in addresses if "OWNER" not in each}, on_pages
 
 
 def test_a_test_file_with_the_name_of_a_module_stands_where_the_module_does():
@@ -712,3 +715,55 @@ def test_the_block_on_its_page_is_the_example_s():
     assert fences(page, "yaml") == fences(page_zh, "yaml")
     assert shown["base"].items() <= experiment["base"].items()
     assert (shown["blocks"], shown["axes"]) == (experiment["blocks"], experiment["axes"])
+
+
+CARDS = sorted(path for path in (ROOT / "model_cards").glob("*.md") if path.name != "template.md")
+
+
+@pytest.mark.parametrize("path", CARDS, ids=lambda path: path.stem)
+def test_the_block_of_a_card_runs(path, monkeypatch):
+    """On the meta device, and without the official weights, which tests do not fetch."""
+    fetched, names = [], {}
+    monkeypatch.setattr(blockformer, "from_official", lambda name, **options: fetched.append(name))
+    (body,) = fences(path, "python")
+    with torch.device("meta"):
+        exec(compile(body, path.name, "exec"), names)
+    if "config" in names:
+        assert on_meta(names["config"]).num_parameters() > 0
+    assert all(re.fullmatch(r"[\w-]+/[\w.-]+", name) for name in fetched)
+
+
+RUN_ELSEWHERE = {
+    "add-a-family.md": "test_new_family.py::test_a_family_is_a_record_and_its_name_in_the_index",
+    "make-it-faster.md": "test_docs.py::test_the_blocks_of_a_page_without_outputs_run",
+    "quantization.md": "test_quantization.py::test_the_block_of_the_page_runs",
+    "training.md": "training/test_optimizer.py::test_the_snippets_of_the_guide_run",
+}
+"""Page -> the test that runs its blocks."""
+NOT_RUN = {
+    "clients.md": "needs other packages, by which `scripts/clients` runs the same calls",
+    "scale.md": "needs several processes, with which `test_scale.py` takes the same steps",
+    "trust.md": "loads a repo that is made up",
+}
+BARE = {
+    "embedding-server.md": "needs vLLM, which `scripts/clients/with_vllm.py` runs in this way",
+    "retrieval.md": "two are run by `test_search_layouts.py`, two need a reranker and an embedder of the Hub",
+}
+"""Pages with Python in a block that names no language, which is only compiled."""
+
+
+def test_every_block_of_a_page_runs_or_says_why_not():
+    """A new page with blocks shows an output, or has a line in one of the lists above."""
+    ours = [path for path in markdown_files() if path not in CHINESE and "museum" not in path.parts]
+    run = {*WITH_OUTPUT, *FIGURE, *CARDS}
+    rest = {path.name for path in ours if path not in run and page_outputs.blocks(path.read_text("utf-8"))}
+    assert rest - {"template.md"} == RUN_ELSEWHERE.keys() | NOT_RUN.keys()
+    for name in RUN_ELSEWHERE.values():
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), name
+    bare = {
+        path.name: [body for body in fences(path, "") if re.search(r"^(import|from) \w", body, re.M)] for path in ours
+    }
+    assert {name for name, bodies in bare.items() if bodies} == BARE.keys()
+    for body in (body for bodies in bare.values() for body in bodies):
+        ast.parse(body)

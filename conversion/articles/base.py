@@ -1,6 +1,6 @@
 """What the articles' state dicts have in common: a separate settings file, prefixes, buffers.
 
-An article's model is a class that a reader has typed in. transformers has no such class, so there is no model to
+An article's model is a class that a reader has typed in. transformers has no such class, so we have no model to
 compare with, no `model_type` and no way back: these families are read only, and only when named.
 """
 

@@ -67,7 +67,7 @@ class OfEachFeature:
     """A number for each of C features, or one for all of them -> one for each, times a factor.
 
     A norm that divides by the standard deviation with C - 1 in it becomes one with C by the factor sqrt((C - 1) / C):
-    w (x - m) / s' with s' = s sqrt(C / (C - 1)) is w sqrt((C - 1) / C) (x - m) / s. It rounds once, so there is no
+    w (x - m) / s' with s' = s sqrt(C / (C - 1)) is w sqrt((C - 1) / C) (x - m) / s. It rounds once, so we have no
     exact way back.
     """
 

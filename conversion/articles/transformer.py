@@ -32,7 +32,7 @@ READINGS = {
     "printed": {**BOTH_STACKS, "norm_placement": "input_pre", "decoder_norm_placement": "input"},
     "formula": BOTH_STACKS,
 }
-"""Where the norms are: as in the article's code, or as in its formula -> the structure of such a model."""
+"""Where the norms are, by the article's code or by its formula -> the structure of that model."""
 OWN_FRESH = {
     **FRESH,
     "intermediate_size": four_widths,

@@ -63,7 +63,7 @@ def unknown_class(
     if COLBERT in named:
         return ConversionError(
             f"config.json: architectures is {shown(named)}, ColBERT's own class, whose projection no class of "
-            "transformers has. sentence-transformers writes it as a module of its own: "
+            "transformers has. sentence-transformers writes it as a separate module: "
             "MultiVectorEncoder(FOLDER).save_pretrained(NEW); convert NEW"
         )
     known: Collection[str] = dict.fromkeys(head.official for head in heads)

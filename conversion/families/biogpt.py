@@ -48,7 +48,7 @@ FAMILY = Family(
 )
 
 
-# XGLM (Lin et al., 2022): M2M-100's decoder as a language model of its own: computed positions, which begin at 2.
+# XGLM (Lin et al., 2022): M2M-100's decoder as a language model, with computed positions, which begin at 2.
 def zeroed_position(official):
     """The row of the padding token's number is zero in the official table, so that it must lie before the first."""
     return ["pad_token_id"] if (official.get("pad_token_id") or 0) > 1 else []

@@ -30,7 +30,7 @@ from .settings import Settings
 from .shared import ATTENTION, LAYER, MLP, OUTER, QKV, Modules, usual_layer
 
 COMPUTED = ("inv_freq", "cos_cached", "sin_cached")
-"""Buffers of rotary positions in old files; ColossalAI also saves those that other programs leave out."""
+"""Buffers of rotary positions in old files; ColossalAI also saves the ones that other programs leave out."""
 
 ROPE, HEAD_DIM = Rope(), HeadDim()
 

@@ -26,7 +26,7 @@ class Former:
         return {name: today if isinstance(today, str) else today[0] for name, today in self.fields.items()}
 
     def with_defaults(self, official: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
-        """The entries with what an earlier type meant by those that it leaves out, as ones of `model_type`."""
+        """The entries under `model_type`, with the defaults that an earlier type had for what they leave out."""
         left_out = self.types.get(str(official.get("model_type")))
         return official if left_out is None else {**left_out, **official, "model_type": model_type}
 

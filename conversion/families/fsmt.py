@@ -1,8 +1,8 @@
 """FSMT (Ng et al., 2019): the translators of WMT 2019, the original Transformer with a vocabulary for each side.
 
-Positions are as in M2M-100. The head is a matrix of the decoder. The official class is not causal where a cache is
-asked for and several tokens come at once, and without a mask it hides padding tokens that the decoder reads. So it is
-run without a cache and with a mask.
+Positions are as in M2M-100. The head is a matrix of the decoder. The official class is not causal when it
+uses a cache and several tokens come at once, and without a mask it hides padding tokens that the decoder reads. So we
+run it without a cache and with a mask.
 """
 
 import torch

@@ -183,7 +183,7 @@ def last_is_full(config, head):
 
 @dataclass(kw_only=True, eq=False)
 class SharingNames(DecoderNames):
-    """The names of a decoder whose last layers have no keys and values of their own."""
+    """The names of a decoder whose last layers reuse the keys and values of earlier ones."""
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         rules = super().stack_rules(config)

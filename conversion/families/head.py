@@ -72,9 +72,9 @@ class Head:
 
     @property
     def rules(self) -> list[Rule]:
-        """The rules of its own tensors."""
+        """The rules for its tensors."""
         return [*module_rules(self.modules), *(Rule(theirs, ours) for theirs, ours in self.tensors.items())]
 
     def has_tensors_in(self, names: Collection[str]) -> bool:
-        """Whether all of its own tensors are among these."""
+        """Whether all of its tensors are among these."""
         return all(rule.source in names for rule in self.rules)

@@ -158,7 +158,7 @@ def read_rotating(official):
 
 
 def write_rotating(config, head):
-    """A window that no layer has tells those that do not rotate."""
+    """No window where all layers rotate: with one, only layers that have it do."""
     return {"sliding_window": None} if config.rope_layers is None and config.sliding_window is None else {}
 
 

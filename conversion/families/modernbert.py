@@ -1,8 +1,8 @@
 """ModernBERT (Warner et al., 2024), as an encoder and as a decoder (Weller et al., 2025).
 
-Some layers see a window, to both sides in an encoder; each layer type has rotary positions of its own. Embeddings are
+Some layers see a window, to both sides in an encoder; each layer type has its own rotary positions. Embeddings are
 normed, so the first attention has no norm before it. A classifier reads what a language model head reads. The dropout
-of embeddings is also that of our sub-layers, if you train it further.
+of embeddings also applies to our sub-layers, if you train it further.
 """
 
 from typing import Any

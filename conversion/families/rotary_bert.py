@@ -1,7 +1,7 @@
 """BERT with rotary positions: Nomic Embed (Nussbaum et al.), GTE (Zhang et al.), Jina v3 (Sturua et al.), all of 2024.
 
 Checkpoints hold queries, keys and values in one matrix, and have other names than today's official classes.
-GTE's own come with code of their own, in which its `model_type` is "new".
+The checkpoints of GTE's authors bring their own code, in which `model_type` is "new".
 """
 
 from collections.abc import Mapping

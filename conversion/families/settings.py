@@ -62,7 +62,7 @@ class Settings:
             default.
         computed: values that are more than a name; later ones win.
         unsupported: official settings, beyond `UNSUPPORTED`, that ours cannot express: name -> values that do no harm.
-        contradictions: the entries of an official `config.json` -> names of those that ours cannot express together.
+        contradictions: the entries of an official `config.json` -> the names that ours cannot express together.
         training_only: official settings that only act in training, and that ours does not have.
         extra_fields: entries of an official `config.json` that the family reads although the official class does not
             have them, or that it reads although other families do not support them.
@@ -165,7 +165,7 @@ class Settings:
 
     @functools.cached_property
     def defaults(self) -> PretrainedConfig:
-        """The official configuration object where nobody says anything; of some classes it warns of its own tokens."""
+        """The official configuration object with its defaults; some classes then warn about their special tokens."""
         with quiet():
             return self.official_config({})
 

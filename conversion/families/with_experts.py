@@ -1,8 +1,8 @@
 """What decoders with experts share: how their checkpoints hold the tensors of a sparse layer.
 
-Published checkpoints hold three matrices for each expert. Ours hold, as the official classes do in memory, those of all
-experts in one tensor: `gate_up_proj` [E, 2 I, C] and `down_proj` [E, C, I]. Some tools write those too, so both are
-read; the way back writes what a checkpoint came with or else what is published.
+Published checkpoints hold three matrices for each expert. Ours hold all experts in one tensor, as the official classes
+do in memory: `gate_up_proj` [E, 2 I, C] and `down_proj` [E, C, I]. Some tools also write those, so both are read. The
+way back writes the form that a checkpoint came in, or else the published one.
 
 E experts, C hidden size, I inner width of an expert.
 """

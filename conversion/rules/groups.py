@@ -112,7 +112,7 @@ def groups_of(
 
 
 def lacking(have: Iterable[str], lack: Iterable[str]) -> str:
-    """The line on a weight of which some parts are there and others are not."""
+    """The line on a weight that has only some of its parts."""
     return f"{', '.join(map(shown, have))}: needs {', '.join(map(shown, lack))}"
 
 
@@ -197,7 +197,7 @@ def group_of(
 
 
 def wrong_shapes(groups: Iterable[Group], expected: Mapping[str, Sequence[int]]) -> list[tuple[Shape, Shape]]:
-    """The shapes of tensors, and those that the model has in their place."""
+    """The shapes of tensors, and the shapes that the model expects."""
     targets = targets_of(groups).values()
     pairs = [(target.shape, tuple(expected.get(target.name, target.shape))) for target in targets]
     return [(have, want) for have, want in pairs if have != want]

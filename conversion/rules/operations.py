@@ -172,8 +172,8 @@ class EqualParts:
 class DeinterleaveRotary:
     """Rows whose rotated pairs lie side by side in each head (GPT-J, Cohere) -> rows with all first ones first.
 
-    Rotary positions turn pairs of channels. Which channels make a pair is no more than their order, of which the scores
-    know nothing where queries and keys agree.
+    Rotary positions turn pairs of channels. Which channels make a pair is only a matter of order, and scores do not
+    depend on it as long as queries and keys agree.
 
     Args:
         head_dim: rows of a head.
@@ -327,7 +327,7 @@ class ZeroBias:
     op: Reversible
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Never used: what comes in from such a layout has its bias."""
+        """Never used: a tensor that comes in from such a layout has its bias."""
         raise ConversionError("internal error: a rule of this family cannot read; please report it")
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:

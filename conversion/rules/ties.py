@@ -13,7 +13,7 @@ def check_tied(read: Callable[[str], Tensor | Iterable[Tensor]], pairs: Iterable
     """Check that stored tensors which the config calls tied are equal bit for bit.
 
     Args:
-        read: name -> tensor, or its elements in order, in parts of any size; those of two are read side by side.
+        read: name -> tensor, or its elements in order, in parts of any size; two tensors are read side by side.
         pairs: pairs of stored names.
 
     Raises:

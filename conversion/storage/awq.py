@@ -74,7 +74,7 @@ def entries_for(config: PretrainedConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dequantize:
-    """`qweight`, `qzeros`, `scales` -> the weight [N, K] that they stand for; there is no way back."""
+    """`qweight`, `qzeros`, `scales` -> the weight [N, K] that they stand for, with no way back."""
 
     dtype: torch.dtype
 

@@ -21,7 +21,7 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """Blocks uint8 [E, rows, n, 16] and scales uint8 [E, rows, n] -> bfloat16 [E, rows, 32 n]; there is no way back.
+    """Blocks uint8 [E, rows, n, 16] and scales uint8 [E, rows, n] -> bfloat16 [E, rows, 32 n], with no way back.
 
     A byte holds two numbers, the lower bits the first; a scale is an exponent of 2, less 127.
     """

@@ -12,7 +12,7 @@ class Spelling(Protocol):
     """A change of names that can be undone."""
 
     def to_class(self, name: str) -> str:
-        """The name that today's official class gives to what a checkpoint calls `name`."""
+        """Today's official name of what a checkpoint calls `name`."""
 
     def to_file(self, name: str) -> str:
         """The way back."""

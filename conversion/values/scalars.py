@@ -91,7 +91,7 @@ class RootOfWidth(Value):
 
 @dataclass(frozen=True)
 class Flag(Value):
-    """A Blockformer field of which an official flag chooses the value.
+    """A Blockformer field whose value an official flag chooses.
 
     Args:
         theirs: the flag.

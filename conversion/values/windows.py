@@ -26,7 +26,7 @@ class Window(Value):
             usual = FULL if window is None else SLIDING
             if types is not None and set(types) != {usual}:
                 raise ConversionError(
-                    f"config.json: layer_types must be {usual} in every layer, since this family has none of its own "
+                    f"config.json: layer_types must be {usual} in every layer, since this family lacks the field "
                     f"and sliding_window is {window}; drop it"
                 )
             types = [usual] * config.num_hidden_layers

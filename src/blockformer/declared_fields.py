@@ -94,7 +94,7 @@ def own_fields(settings: Mapping[str, Any]) -> dict[str, Axis]:
 
 
 def axes_of(config) -> dict[str, Axis]:
-    """Every declared field of a config, by name: those of its class and those of its blocks."""
+    """Every declared field of a config and of its blocks, by name."""
     return axes(type(config)) | own_fields(vars(config))
 
 

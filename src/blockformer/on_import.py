@@ -55,8 +55,8 @@ def _set_up() -> bool:
 def _register_configs() -> bool:
     """Register a stand-in for each config.
 
-    Our modules cannot be imported at this point: transformers imports its Auto classes while other modules of its own
-    are unfinished.
+    Our modules cannot be imported at this point: transformers imports its Auto classes while some of its other
+    modules are unfinished.
     """
     auto_config = importlib.import_module(AUTO_CLASSES).AutoConfig
     base = importlib.import_module("transformers.configuration_utils").PretrainedConfig

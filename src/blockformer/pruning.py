@@ -38,7 +38,7 @@ def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> P
 
     Raises:
         TypeError: the model is not one of Blockformer's, or `heads` is not a mapping.
-        ValueError: there are no such heads, or the model cannot be pruned: an encoder-decoder, 4-bit weights, a norm
+        ValueError: the model does not have these heads, or cannot be pruned: an encoder-decoder, 4-bit weights, a norm
             over all heads, disentangled positions.
 
     Examples:

@@ -60,7 +60,7 @@ def register(file: str | PathLike[str]) -> dict[str, list[str]]:
         axis -> the values that the file adds.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         ValueError: the file is not Python or not UTF-8, imports more than a repo has, declares no block, one of another
             axis or one whose name is taken; or the state of a model with the block does not come back from a file.
 
@@ -197,7 +197,7 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
             raise ValueError(f"{path}: {name} does not say which positions it gives: {fix}.")
         for name, field in block.fields.items():
             if name in ours or name in _names_of_the_library() or name.startswith("_"):
-                whose = "Blockformer's" if name in ours else "transformers', or of its own use"
+                whose = "Blockformer's" if name in ours else "transformers', or a name that it uses itself"
                 raise ValueError(f"{path}: {name} is a field of {whose}: give yours another name.")
             if field.group not in GROUPS:
                 raise ValueError(

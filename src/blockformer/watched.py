@@ -14,10 +14,10 @@ from .model.axes import BLOCKS, axes
 
 _SETTINGS = (bool, int, float, str, list, tuple, type(None))
 _TORCH_SETTINGS = (float, type(None))
-_NO_SETTINGS = ("training", "gradient_checkpointing", "name_or_path")  # the first is asked of every module by itself
-# Packages whose modules treat each token by itself and look at no row, unless a hook does, such as an adapter a row.
+_NO_SETTINGS = ("training", "gradient_checkpointing", "name_or_path")  # the first is checked for every module
+# Packages whose modules treat each token by itself, unless a hook looks at rows, as an adapter for each row does.
 _KNOWN = ("blockformer", "torch", "transformers", "peft")
-# Packages whose parts of a model a step knows.
+# Packages whose modules a step can run.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
 
 
@@ -121,7 +121,7 @@ def _settings_of(module: nn.Module) -> dict:
 
 
 def unknown_code(module: nn.Module) -> str | None:
-    """The first class or function in a module from another package, which may need what a step does not give it."""
+    """The first class or function in a module from another package, which may need something that a step lacks."""
     blocks = tuple(f"{block.cls.__module__}." for block in from_outside())
     for part in module.modules():
         functions = [] if isinstance(part, PreTrainedModel) else filter(callable, vars(part).values())

@@ -714,7 +714,7 @@ def test_all_types_of_texts_are_read_or_refused_by_name():
         ("blenderbot-small", {}, "is not supported: its decoder normalizes token vectors before it adds positions"),
         ("dbrx", {}, "is not supported: all experts of a layer lie in one matrix"),
         ("ibert", {}, "is not supported: its layers hold integers and their scales"),
-        ("ultrabert", {}, "is not supported: its language model's head has two layers of a width of their own"),
+        ("ultrabert", {}, "is not supported: its language model's head has two layers of another width"),
         ("openai-gpt", {}, "is not supported: its official class has no cache"),
         ("kolibri1", {}, "is not supported: its router adds the term of the choice to logits; .*; run the model"),
         ("glm_moe_dsa", {}, "is not supported: in its attention an indexer chooses the keys"),

@@ -232,6 +232,12 @@ def test_the_page_in_a_browser(window, folders, tmp_path):
         window.point("#large-map", (column + 0.5) * wide / length, (row + 0.5) * wide / length)
         value = float(window.run("return document.getElementById('value').textContent"))
         assert value == pytest.approx(maps[1][0, 2, row, column].item(), abs=0.0026), (row, column)
+        named = window.run("return [...document.querySelectorAll('.axis .here')].map(label => label.title)")
+        assert [int(each.partition(":")[0]) for each in named] == [column, row]
+    shown = window.run(
+        "return ['columns', 'rows'].map(side => document.querySelectorAll(`.axis.${side} span:not(.hidden)`).length)"
+    )
+    assert all(5 < each <= length for each in shown)
     window.run("document.querySelectorAll('.map')[6].focus()")
     window.press(chromium.RIGHT)
     assert window.run("return document.querySelector('.large h3').textContent") == "Layer 1, head 3"

@@ -1,7 +1,7 @@
 """The commands: `blockformer convert | inspect | doctor | export | verify | upgrade | chat | eval | lab | demo`.
 
-Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 3: converted, but not compared although
-that was asked for, 130: Ctrl-C); `--debug`, before or after the command, shows the traceback. The module that does a
+Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 3: converted, but could not be
+compared, 130: Ctrl-C); `--debug`, before or after the command, shows the traceback. The module that does a
 command's work is imported when the command runs.
 """
 

@@ -26,7 +26,7 @@ def load_writer(
     """A decoder with a language model head, and its tokenizer.
 
     Raises:
-        ConversionError: it writes no text of its own, or has no tokenizer.
+        ConversionError: it cannot write text by itself, or has no tokenizer.
     """
     model, folder = load_any(src, dtype, revision=revision, **reading)
     if not model.can_generate() or model.config.is_encoder_decoder:

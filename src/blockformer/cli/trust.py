@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 CHECKS = {
     "files": "no pickles, and no links that leave the repo",
     "code": "{count} code files, all as in release {release}{others}",
-    "settings": "no JSON file names code to load, no chat template leaves its sandbox",
+    "settings": "no JSON file names other code to load, no chat template leaves its sandbox",
     "weights": "names and shapes match the config",
     "unused": "no weights that the model does not use",
     "signature": "every file is as it was signed with this key",

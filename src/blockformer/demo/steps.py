@@ -204,7 +204,7 @@ def _real_encoder(folder: Path, count: int, console: Console) -> float | None:
 
 
 def _be_quiet_and_offline() -> None:
-    """No network and no progress bars of the libraries, in this process and those that it starts."""
+    """No network and no progress bars of the libraries, in this process and in its children."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     from transformers.utils import logging
 

@@ -197,7 +197,7 @@ def _of_generation(generation: Mapping[str, Any], rows: int | None, longest: int
 
 
 def moved_tokens(folder: Path, other: Path, title: str) -> list[Finding]:
-    """Where the tokenizers of a checkpoint and of the one that it was made of differ."""
+    """Where the tokenizer of a checkpoint and the tokenizer of its base differ."""
     try:
         ours, theirs = tokens_in(folder), tokens_in(other)
     except ConversionError:

@@ -141,7 +141,7 @@ def _unread(found: Examination) -> set[str]:
 
 
 BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread", "layer-types", "token-id")
-"""Kinds of errors with which what would be written is not known to be the model."""
+"""Kinds of errors after which nobody can say that the written checkpoint is the model."""
 
 
 def _of_settings(found: Examination) -> list[Finding]:

@@ -19,7 +19,7 @@ from .stand_ins import StandIn, name_of, numbers, unpickled
 
 METADATA = ".metadata"
 NOT_WEIGHTS = re.compile(r"(optim|optimizer|optimizers|lr_scheduler|scheduler|dataloader|train_state|rng)(\.|$|_state)")
-"""How the names of what is not part of the model begin."""
+"""Beginnings of names that are not part of the model."""
 
 
 def read_distributed(folder: Path) -> dict[str, Pieced]:

@@ -56,7 +56,7 @@ NAMED = {
 }
 """A size -> our field."""
 OTHERWISE = {"C": "n_embd", "I": "n_inner", "P": "n_positions", "L": "n_layer", "heads": "n_head"}
-"""A size -> what a config may call it where none of its fields is ours."""
+"""A size -> what a config that has none of our fields may call it."""
 OF_TRAINING = ("dropout", "initializer", "use_cache", "pdrop", "init_std")
 THREE = "3C"
 """The size of a matrix of queries, keys and values."""

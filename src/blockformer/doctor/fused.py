@@ -1,6 +1,6 @@
 """Matrices that were joined into one, where the released layout has them one by one, as inference engines train them.
 
-Which rows of a joined matrix are whose does not show in its shape. It is asked for by an option and never guessed.
+The shape of a joined matrix does not show which rows are whose. An option says it; it is never guessed.
 """
 
 from collections.abc import Collection, Mapping
@@ -42,7 +42,7 @@ def split_joined(
     qkv: str | None,
     gate_up: str | None,
 ) -> Joined:
-    """Find matrices that hold several missing ones, and split them as they are said to be joined.
+    """Find matrices that hold several missing ones, and split them as the options say.
 
     Args:
         unknown: name -> header of tensors that no layout has.

@@ -17,7 +17,7 @@ OWN_CODE = (NANO_GPT, LLAMA2_C, LITGPT, TORCHTUNE, TORCHTITAN, NANOCHAT, X_TRANS
 
 
 def code_of(names: Collection[str], checkpoint: AnyCheckpoint) -> OwnCode | None:
-    """The training code of a checkpoint, of those that have such names.
+    """The training code that a checkpoint comes from, by its names.
 
     The one whose settings lie there; else one that saves none.
 

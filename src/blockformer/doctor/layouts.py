@@ -59,7 +59,7 @@ class Layouts:
         return {*self.released, *self.in_class, *self.ours}
 
     def groups_to_released(self, tensors: Mapping[str, HasHeader]) -> list[Group]:
-        """The groups that make published tensors of those that are called as in one of the other layouts.
+        """The groups that turn tensors named as in one of the other layouts into published ones.
 
         Args:
             tensors: name -> header; each is in `in_class` or in `ours`, and not in `released`.
@@ -142,7 +142,7 @@ def all_names(entries: Mapping[str, Any], family: str | None) -> set[str]:
 
 
 def missing_ties(layouts: Layouts, filled: set[str]) -> dict[str, tuple[int, ...]]:
-    """Tied tensors of which no one is there."""
+    """Tied tensors, all of which are missing."""
     return {
         source: layouts.released[source]
         for name, source in layouts.tied.items()

@@ -1,7 +1,7 @@
 """litgpt's `lit_model.pth` with `model_config.yaml`: Llama, Mistral, Qwen2, Qwen3, GPT-NeoX (Pythia) and Phi.
 
-Queries, keys and values are one matrix, one after the other. Earlier releases called it `attn.attn` and kept those of
-each key/value head together.
+Queries, keys and values are one matrix, one after the other. Earlier releases called it `attn.attn` and kept
+the rows of each key/value head together.
 """
 
 from collections.abc import Collection, Mapping, Sequence

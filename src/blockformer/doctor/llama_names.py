@@ -65,7 +65,7 @@ NORM_PARTS = ("norm", "layernorm")
 
 
 def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, Tensors], dict[str, Any]]:
-    """What makes the `config.json`: what the shapes show, and what the user or the file beside says."""
+    """A function that makes `config.json` from the shapes and from what the user or a file next to them says."""
     theirs = {official: own for own, official in modules.items()}
 
     def entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, T
 
 
 def _ask(settings: Settings, name: str, more: Collection[str] = ()) -> None:
-    """Refuse settings without what no shape shows; an official `config.json` has it, or means its class's default."""
+    """Refuse settings that lack what no shape shows; an official `config.json` has it, or means the class's default."""
     wanted = [*([*ASKED][:1] if settings.get("architectures") else ASKED), *more]
     absent = [each for each in wanted if each not in settings]
     if absent:

@@ -36,7 +36,7 @@ from .own_tokenizers import write_own_tokenizer
 from .weight_numbers import rows_of
 
 NOT_COPIED = ("config.json", "conversion.json", *ADAPTERS)
-"""Files next to the weights that are written anew, or belong to what is left out."""
+"""Files next to the weights that we write ourselves, or that belong to what we leave out."""
 
 
 def mend(
@@ -93,7 +93,7 @@ def mend(
 
 
 def check_mendable(diagnosis: Diagnosis, done: str) -> None:
-    """Refuse a checkpoint of which no whole one can be made.
+    """Refuse a checkpoint that cannot be made whole.
 
     Args:
         diagnosis: of it.
@@ -133,7 +133,7 @@ def copy_side_files(found: Examination, folder: Path, choices: Options) -> list[
 
 
 def _verify(found: Examination, folder: Path, report_progress: Progress) -> None:
-    """Read what was written, strictly, and compare each tensor with what was to be written."""
+    """Read the written files strictly, and compare each tensor with the one that should be there."""
     written = found.written
     with Checkpoint(folder) as result:
         if not is_ours(result.config):

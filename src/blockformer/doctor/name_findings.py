@@ -27,7 +27,7 @@ def of_fits(before: Mapping[str, Any], fits: Mapping[str, Any]) -> Finding:
 
 
 def of_names(unknown: Mapping[str, HasHeader], missing: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """Tensors that the model does not have, those that it lacks, and which may be which."""
+    """Tensors that the model does not know, tensors that it lacks, and which may be which."""
     findings = suggestions(unknown, missing)
     named = {name for each in findings for name in each.names}
     unknown = {name: info for name, info in unknown.items() if name not in named}

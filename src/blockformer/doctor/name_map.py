@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def shared(self) -> frozenset[str]:
-        """The placeholders that both sides have; of an entry without sources, those of the targets."""
+        """The placeholders on both sides; on the targets only, if the entry has no sources."""
         sides = [{name for each in side for name in each.fields} for side in (self.sources, self.targets)]
         return frozenset(sides[0] & sides[1]) if self.sources else frozenset(sides[1])
 

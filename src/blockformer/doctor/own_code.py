@@ -135,14 +135,14 @@ class OwnCode:
             ) from error
 
     def settings_file(self, checkpoint: Checkpoint) -> Path | None:
-        """The file of the settings; a `*` in its name stands for the number in that of the weights."""
+        """The file with the settings; a `*` in its name stands for the number in the weights' file name."""
         if "." not in self.key:
             return None
         file = next(iter(checkpoint.tensors.values())).file.stem if checkpoint.tensors else ""
         return checkpoint.folder / self.key.replace("*", file.rpartition("_")[2])
 
     def groups(self, tensors: Tensors, layouts: Layouts) -> list[Group]:
-        """The groups that make the other model's tensors, also those that the code does without.
+        """The groups that make the other model's tensors, also the ones that the code does not have.
 
         Args:
             tensors: name -> header.

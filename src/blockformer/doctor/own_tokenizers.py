@@ -1,7 +1,7 @@
 """Tokenizers in the formats of training code, as `tokenizer.json`: tiktoken's, llama2.c's and nanoGPT's of letters.
 
-Each computes the same ids as the original, special tokens aside: the `tokenizers` package reads their text as one
-token wherever it stands, and the originals only where they are asked to. Pickles are read with stand-ins, so nothing of
+Each computes the same ids as the original, except for special tokens: the `tokenizers` package always reads their text
+as one token, the originals only on request. Pickles are read with stand-ins, so nothing of
 them is run.
 """
 
@@ -69,7 +69,7 @@ def _written(
     read: Callable[[Path], PreTrainedTokenizerFast],
     asked: str | None = None,
 ) -> str:
-    """Write the tokenizer of a file, or say why none is; what the user has asked for is written or an error."""
+    """Write the tokenizer of a file, or say why not. If the user named it (`asked`), not writing it is an error."""
     try:
         made = read(path)
         if rows is not None and len(made) > rows:

@@ -61,7 +61,7 @@ class Pieced:
     pieces: tuple[Piece, ...]
 
     def read(self) -> Tensor:
-        """The whole tensor, of which one piece is in memory twice."""
+        """The whole tensor; one piece at a time is in memory twice."""
         whole = torch.empty(self.info.shape, dtype=self.info.dtype)
         for piece in self.pieces:
             place = tuple(slice(first, first + size) for first, size in zip(piece.begin, piece.info.shape, strict=True))

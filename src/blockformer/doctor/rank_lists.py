@@ -119,7 +119,7 @@ def tokenizer_of_ranks(path: Path, asked: str | None, entries: Mapping[str, Any]
         entries: of `config.json`, which may say how a text ends.
 
     Raises:
-        ConversionError: the config does not show it, or there is no such kind.
+        ConversionError: the config does not show it, or the kind is unknown.
         CheckpointError: the list or the file is damaged.
     """
     ranks = read_ranks(path)
@@ -220,7 +220,7 @@ def byte_tokenizer(
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     try:
         cut = pre_tokenizers.Split(Regex(read_otherwise(pattern)), "isolated")
-    except Exception as error:  # the library has no class of its own for it
+    except Exception as error:  # the library raises a plain Exception
         raise CheckpointError(f"{path}: the pattern cannot be read: {shown(str(error))}") from error
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]

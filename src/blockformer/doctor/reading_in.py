@@ -27,10 +27,10 @@ def convert_own_code(src: str | PathLike[str], dst: str | PathLike[str], **optio
     Args:
         src: a folder, or a file with weights.
         dst: the folder to create.
-        options: those of `convert`.
+        options: as for `convert`.
 
     Returns:
-        The report; None where the source is not of training code that is known, and nothing has been done.
+        The report; None if the source is not from training code that we know, and then nothing has been done.
 
     Raises:
         ConversionError: see `mend` and `convert`.

@@ -1,4 +1,4 @@
-"""Tensors under names of the trainer's own: which missing ones they may be, and what the user says that they are."""
+"""Tensors under a trainer's own names: which missing ones they may be, and which ones the user says they are."""
 
 import difflib
 import fnmatch

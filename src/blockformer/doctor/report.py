@@ -7,7 +7,7 @@ from .finding import ERROR, Diagnosis, Finding
 LONGEST = 12
 """Findings that are shown in full; of further ones only the sentence."""
 ASKED = ("--rename", "--drop", "--set", "--qkv", "--gate-up", "--lora-scale", "--against", "--map", "--key")
-"""Options that say what the tensors do not show."""
+"""Options for what the tensors do not show."""
 
 
 def lines_of(diagnosis: Diagnosis, target: str | None = None) -> Iterator[str]:

@@ -50,11 +50,11 @@ def of_adapter(tensors: Mapping[str, HasHeader]) -> list[Finding]:
 
 
 def of_another_family(names: Collection[str], unknown: Collection[str], family: str) -> list[Finding]:
-    """Whether tensors that a family does not have are another's, and all are that one's.
+    """Whether all tensors fit another family, where the family of `config.json` lacks some.
 
     Args:
         names: of all tensors, as they are in the file.
-        unknown: those that the family of `config.json` does not have.
+        unknown: the names that the family of `config.json` does not have.
         family: its name.
     """
     if not unknown:
@@ -69,7 +69,7 @@ def of_another_family(names: Collection[str], unknown: Collection[str], family: 
 
 
 def _several(names: Collection[str], known: Collection[str]) -> Finding | None:
-    """Several models under beginnings of their own, such as a teacher and a student."""
+    """Several models, each with its own prefix, such as a teacher and a student."""
     plain = _without_common_beginning(names)
     groups: dict[str, int] = defaultdict(int)
     for name in plain:

@@ -193,7 +193,7 @@ def _extras(folder: Path, found: Weights) -> list[Finding]:
 
 
 def _beside(folder: Path, names: list[str], found: Weights) -> list[Finding]:
-    """Other weights next to those that are read."""
+    """Other weights next to the ones that are read."""
     findings = []
     if inner := folders_with_weights(folder):
         where = f"the subfolder{'s' * (len(inner) > 1)} {_some(inner)}"
@@ -214,7 +214,7 @@ def _beside(folder: Path, names: list[str], found: Weights) -> list[Finding]:
 
 
 def _nothing(names: list[str]) -> tuple[str, str]:
-    """What a folder without weights has."""
+    """What is in a folder without weights, and the remedy."""
     here = next((name for name in ("config.json", *VOCABULARIES) if name in names), None)
     if here is None:
         return f"there are no weights among {len(names)} files", "name their folder"

@@ -1,8 +1,8 @@
 """x-transformers' plain decoder and encoder (`TransformerWrapper`), as Blockformer models.
 
 Norms come first and have no bias, and neither has attention; today's releases add one to the factor of each norm.
-Positions are learned or rotary, the network is plain or gated. A checkpoint holds no settings: what leaves no tensor is
-asked for. Layers are numbered twice: attention has the even numbers, the network the odd ones.
+Positions are learned or rotary, the network is plain or gated. A checkpoint holds no settings: the user
+names the ones that leave no tensor. Layers are numbered twice: attention has even numbers, the network odd ones.
 """
 
 from collections.abc import Collection, Sequence

@@ -83,10 +83,10 @@ def _has_parts(folder: Path) -> bool:
 
 
 def zero_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files of the optimizer's parts and those that describe the model, each in the order of the processes.
+    """The files with the optimizer's parts and the files that describe the model, each in the order of the processes.
 
     Raises:
-        CheckpointError: files are missing, or are of a layout that is not read.
+        CheckpointError: files are missing, or have a layout that we do not read.
     """
     found: list[list[Path]] = []
     for pattern, ending in ((OPTIMIZER, "optim"), (MODEL, "model")):
@@ -197,7 +197,7 @@ def _frozen(models: Sequence[_Model], stage: int) -> Iterator[tuple[str, Flat]]:
 
 
 def _of_stages_1_and_2(parts: Sequence[_Part], model: _Model) -> Iterator[tuple[str, Flat]]:
-    """One vector a group, of which each process has the next part; paddings lie between parameters and at the end."""
+    """One vector per group, split over the processes in order, with padding between parameters and at the end."""
     vectors = [part.vectors("single_partition_of_fp32_groups") for part in parts]
     paddings = parts[0].state.get("param_alignment_paddings")
     if {len(each) for each in vectors} != {len(model.groups)}:

@@ -300,7 +300,7 @@ def _files(folder: Path) -> set[tuple[int, int]]:
 
 
 def _identities(paths: Iterable[Path]) -> set[tuple[int, int]]:
-    """Of those that are there; other runs may remove some meanwhile."""
+    """The identities of paths that exist; other runs may remove some meanwhile."""
     found = set()
     for path in paths:
         with suppress(OSError):
@@ -309,7 +309,7 @@ def _identities(paths: Iterable[Path]) -> set[tuple[int, int]]:
 
 
 def _seal(folder: Path, renewed: States | None) -> None:
-    """Give what is new in a folder the permissions of the umask, and sync everything to the disk."""
+    """Set the permissions of new files by the umask, and sync everything to the disk."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o777  # mkdir has just applied the umask to it
     for root, _, names in os.walk(folder, topdown=False):
         for name in names:

@@ -31,7 +31,7 @@ UNFINISHED = re.compile(
 NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.\w+")
 """The name of one of several files of weights."""
 OF_MLX = ("adapters.safetensors", "adapters.npz")
-"""The adapter that MLX writes next to an adapter_config.json of its own."""
+"""The adapter that MLX writes next to its kind of adapter_config.json."""
 OBJECTS = (".pkl", ".pickle")
 DEPTH, MOST_FOLDERS = 3, 500
 """How deep the folders lie that are looked at for a model, and how many of them are."""
@@ -197,12 +197,12 @@ def _listed(names: list[str]) -> str:
 
 
 def folders_with_weights(folder: Path) -> list[str]:
-    """The subfolders that hold a model, those of steps in the order of their numbers."""
+    """The subfolders that hold a model; steps are sorted by number."""
     return _folders(folder, _has_model)
 
 
 def _folders(folder: Path, holds: Callable[[Path], bool]) -> list[str]:
-    """The subfolders of which this is true, of the first depth that has any, in the order of their numbers."""
+    """The subfolders for which this is true, at the first depth that has any, sorted by number."""
     level = [folder]
     for _ in range(DEPTH):
         inner = (path for place in level for path in sorted(place.iterdir()) if not path.name.startswith("."))

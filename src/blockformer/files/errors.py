@@ -46,8 +46,8 @@ _ESCAPES = {code: repr(chr(code))[1:-1] for code in _UNSAFE - {ord("\n"), ord("\
 
 
 def printable(text: str) -> str:
-    """A text of any origin, made safe for a terminal: control characters and those that turn the direction of writing
-    are escaped, except line ends and tabs. Words of all languages and emoji stay as they are.
+    """A text of any origin, made safe for a terminal: control characters, except line ends and tabs, are escaped, and
+    so are characters that change the direction of writing. Words of all languages and emoji stay as they are.
     """
     return text.translate(_ESCAPES)
 

@@ -22,7 +22,7 @@ SENTENCEPIECE_FILES = (
     "target.spm",
 )
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *SENTENCEPIECE_FILES)
-"""Files of which each shows that there is a tokenizer."""
+"""Files any of which shows that there is a tokenizer."""
 TOKENIZER_FILES = (
     *VOCABULARIES,
     "tokenizer_config.json",
@@ -51,9 +51,9 @@ BODIES = tuple(
 )
 """The settings of the model itself among the modules: the first that is there counts."""
 SENTENCE_FILES = (MODULES, ROUTER, SETTINGS, *BODIES)
-"""The files that `sentence-transformers` reads next to the model, in addition to those of the model."""
+"""The files that `sentence-transformers` reads in addition to the model's."""
 MODULE_PICKLE, MODULE_WEIGHTS = "pytorch_model.bin", "model.safetensors"
-"""The weights of a module, of which the second is read if both are there."""
+"""The weights of a module; if both files exist, the second is read."""
 OUR_FOLDERS = ("conversion", "custom_generate")
 """Folders of a repo that only ours have."""
 LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTABLE_USE)[\w.-]*", re.IGNORECASE)

@@ -17,7 +17,7 @@ from .sizes import parse_size
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse what is neither True nor False: a text such as "no" would count as true.
+    """Refuse anything but True and False: a text such as "no" would count as true.
 
     Raises:
         ConversionError: it is something else.

@@ -30,7 +30,7 @@ class SentenceFiles:
     Attributes:
         names: what it reads next to the model, and everything in the folders of its modules.
         problem: why a Blockformer repo must not have them; "" where it may.
-        places: name -> content of those that name the model's place, with the model next to them; none if it lies so.
+        places: name -> new content of files that name the model's place, if the model moves next to them.
     """
 
     names: frozenset[str]

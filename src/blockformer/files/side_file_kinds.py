@@ -14,7 +14,7 @@ STORE = "conversion/source"
 """Where a repo keeps files of its source for the way back."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 MADE_BY_US = ("README.md", "conversion.json", "conversion/")
-"""What the names begin with of files that only a Blockformer repo has, or has of its own."""
+"""Beginnings of the names of files that a Blockformer repo does not take from its source."""
 
 
 def stays(name: str) -> bool:

@@ -128,7 +128,7 @@ def weight_file(source: str | PathLike[str], config: str | PathLike[str]) -> Sou
     """A checkpoint that is a single file, with its settings in another one.
 
     Raises:
-        ConversionError: there is no such file, or it is not a weight file.
+        ConversionError: the file does not exist, or holds no weights.
     """
     path = Path(source)
     if path.is_dir():
@@ -190,7 +190,7 @@ def locate(
         reading: see `Reading`.
 
     Raises:
-        ConversionError: there is no such folder or repo, or it cannot be fetched.
+        ConversionError: the folder or repo does not exist, or cannot be fetched.
     """
     if config is not None:
         return weight_file(source, config)
@@ -259,8 +259,8 @@ def files_in(folder: Path) -> tuple[str, ...]:
 def _fetch(hub_id: str, weights: bool, place: Source, hub: Mapping[str, Any]) -> Source:
     """Download a repo's files that a conversion reads; anything else, code included, is not fetched.
 
-    Of the weights only those are fetched that are read: one file, or those that the index names. `place` says which
-    they are, and in which subfolder.
+    Only weights that are read are fetched: one file, or the files that the index names. `place` says which they are,
+    and in which subfolder.
     """
     from huggingface_hub import snapshot_download
 
@@ -303,7 +303,7 @@ def _fetch(hub_id: str, weights: bool, place: Source, hub: Mapping[str, Any]) ->
 
 
 def _files_on_the_hub(hub_id: str, hub: Mapping[str, Any]) -> tuple[str | None, dict[str, int]]:
-    """A repo's commit and name -> size of its files; no commit where the Hub is not to be asked, or cannot be."""
+    """A repo's commit and name -> size of its files; None as the commit if the Hub may not or cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

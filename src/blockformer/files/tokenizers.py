@@ -107,7 +107,7 @@ def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -
         target: the folder that was written.
 
     Returns:
-        What was found; None where there is no tokenizer.
+        A sentence for the report; None without a tokenizer.
 
     Raises:
         ConversionError: they give different ids, or only one of them can be loaded.

@@ -27,7 +27,7 @@ def write_report(folder: Path, runs: list[Run], name: str) -> list[Group]:
         name: the experiment's, for the page.
 
     Raises:
-        LabError: there is no row yet.
+        LabError: no run has finished yet.
     """
     rows = read_rows(folder)
     if not rows:

@@ -82,7 +82,7 @@ def _is_new(folder: Path) -> bool:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all finished runs; without their folder, those that a report has gathered in one file.
+    """The rows of all finished runs; without their folder, the rows that a report has gathered in one file.
 
     Raises:
         LabError: one of the files is damaged.
@@ -171,7 +171,7 @@ def run_all(
 
 
 def _state(run: Run, folder: Path, is_sharded: bool, stack: contextlib.ExitStack) -> str:
-    """Why a run is not to be trained here; "" if it is, and then it is locked until the stack is closed."""
+    """Why not to train a run here; "" to train it, and then it stays locked until the stack is closed."""
     row = folder / RUNS / f"{run.name}.json"
     if not row.exists() and not stack.enter_context(_alone(folder / RUNS / run.name, is_sharded)):
         return "elsewhere"

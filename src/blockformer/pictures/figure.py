@@ -106,7 +106,7 @@ class Column:
         return y - 40
 
     def embed(self, canvas: Canvas, y: float) -> float:
-        """The tables side by side, the sum, what it passes."""
+        """The tables side by side, their sum, and what it passes through."""
         tables = self.stack.embeddings
         middle, gap = self.x + BOX / 2, 6
         width = BOX if len(tables) == 1 else 176 if len(tables) == 2 else 130

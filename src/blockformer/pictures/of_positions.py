@@ -25,7 +25,7 @@ def _sinusoids(width: int, length: int) -> torch.Tensor:
 
 
 def sinusoids() -> str:
-    """The vectors of 128 positions as a heat map, and the product of two of them against their distance."""
+    """The vectors of 128 positions as a heat map, and the dot product of two of them against their distance."""
     canvas = Canvas(900, 680, "Sinusoidal positions: a heat map of 128 positions, and their inner product by distance")
     table, size = _sinusoids(64, 128), 6
     x, y = 90, 60

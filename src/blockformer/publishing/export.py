@@ -48,7 +48,7 @@ def check_parts(model: PreTrainedModel) -> None:
     """Refuse a model that its config does not describe: a repo of it could not be loaded.
 
     Raises:
-        ValueError: it is another library's, or has adapters or other parts of its own.
+        ValueError: it is another library's, or has adapters or other parts that the config does not name.
     """
     if not str(getattr(getattr(model, "config", None), "model_type", "")).startswith("blockformer_"):
         fix = "load it first" if isinstance(model, str | PathLike) else "convert its checkpoint instead"

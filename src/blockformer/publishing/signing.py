@@ -19,7 +19,7 @@ def check_key(key: str | PathLike[str]) -> None:
     """Refuse what `sign` would refuse, before any work is done.
 
     Raises:
-        SigningError: there is no such key, or the library is not installed.
+        SigningError: the key does not exist, or the library is not installed.
     """
     _library()
     _check_file(key)
@@ -38,7 +38,7 @@ def sign(folder: str | PathLike[str], key: str | PathLike[str]) -> Path:
         The signature's file.
 
     Raises:
-        SigningError: there is no such key, or the library is not installed.
+        SigningError: the key does not exist, or the library is not installed.
     """
     library, path = _library(), Path(folder) / SIGNATURE
     _check_file(key)
@@ -61,7 +61,7 @@ def check_signature(folder: Path, key: str | PathLike[str]) -> list[str]:
         key: the public key (PEM) that it must be signed with.
 
     Raises:
-        SigningError: there is no such key, or the library is not installed.
+        SigningError: the key does not exist, or the library is not installed.
     """
     library = _library()
     _check_file(key)

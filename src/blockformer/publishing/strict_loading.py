@@ -75,7 +75,7 @@ def _from_pretrained(usual, cls, pretrained_model_name_or_path, *model_args, **k
 
     Raises:
         WeightsError: weights are missing, of another shape (unless `ignore_mismatched_sizes`), or integers.
-        OSError: there are no weights; it says what the folder has instead.
+        OSError: the folder has no weights; the error says what it has instead.
     """
     source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
     may_differ = kwargs.pop("ignore_mismatched_sizes", False)

@@ -12,13 +12,13 @@ from ..model.experts import Router
 class StopOnNonFiniteLoss(TrainerCallback):
     """Ends training with an error that names the first step whose loss is NaN or infinite.
 
-    Each process watches the losses of its own batches, as the model gives them, where they are: nothing waits for a
-    device. On a CPU they are read before the optimizer steps, so the weights stay as they were. Elsewhere
-    they are read where `Trainer` waits anyway: before it logs, evaluates or saves, and after an epoch. The error then
-    comes up to `logging_steps` later, still names the step at which it happened, and no checkpoint is written before.
+    Each process watches the losses of its own batches on the device where they are: nothing waits for it. On a CPU
+    they are read before the optimizer steps, so the weights stay as they were. Elsewhere they are read where
+    `Trainer` waits anyway: before it logs, evaluates or saves, and after an epoch. The error then comes up to
+    `logging_steps` later, still names the step at which it happened, and no checkpoint is written before.
 
-    A loss that `Trainer` takes itself, outside the model (`label_smoothing_factor`, `compute_loss_func`), and that of
-    an evaluation are read from the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
+    A loss that `Trainer` computes itself (`label_smoothing_factor`, `compute_loss_func`) and an evaluation's loss
+    are read from the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
     which logs a mean of earlier losses in place of such a loss, is turned off.
 
     Raises:

@@ -107,8 +107,8 @@ def adamw(
         weight_decay: of the matrices, as AdamW defines it: the share of a weight removed at learning rate 1.
         betas: decay rates of the running means of the gradient and of its square.
         eps: added to the root of the latter.
-        base: the config of another width at which the learning rate and the weight decay were found; then the groups
-            are those of `mup_groups`.
+        base: the config of another width at which the learning rate and the weight decay were found; then
+            `mup_groups` makes the groups.
 
     Raises:
         ValueError: a number out of its range, or a model without trainable parameters.

@@ -62,7 +62,7 @@ LONGEST_TEMPLATE = 1 << 20
 BLOCK = re.compile(r"[A-Za-z]\w*\.py", re.ASCII)
 """The name of a block's file."""
 RECORD = ("conversion.json", "conversion/")
-"""What the names of files begin with that only the way back reads: what a repo keeps of its source."""
+"""Beginnings of the names of files that a repo keeps from its source, and that only the way back reads."""
 WITH_BLOCKS = "blocks.py"
 """The file of a release that its repos have only with blocks."""
 
@@ -89,7 +89,7 @@ def verify(
         What is wrong, by kind of check: `problems` is empty if nothing is.
 
     Raises:
-        ConversionError: there is no such repo, or it has no `config.json` of Blockformer.
+        ConversionError: the repo does not exist, or its `config.json` is not Blockformer's.
     """
     check_reading("verify", reading, not_read=("subfolder", *WEIGHT_CHOICES))
     folder = folder_of(repo, revision) or _download(os.fspath(repo), {"revision": revision, **reading})
@@ -155,7 +155,7 @@ def _check_files(folder: Path, found: Verification) -> set[str]:
 
 
 def _check_names(names: Collection[str], found: Verification) -> None:
-    """No name is that of another file on another system, where what was checked is not what is loaded."""
+    """No two names mean the same file on another system, which could then load one that was not checked."""
     seen: dict[str, str] = {}
     for name in names:
         parts = name.removesuffix("/").split("/")
@@ -291,7 +291,7 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
             found.add("settings", f"{name}: {shown(module)} is not a module of sentence-transformers")
         paths = module_paths(content) if name == MODULES else module_paths(None, content) if name == ROUTER else []
         for path in (path for path in paths if not is_inner(path)):
-            found.add("settings", f"{name}: a module's path is {shown(path)}, which is not a folder of its own")
+            found.add("settings", f"{name}: a module's path is {shown(path)}, which is not a separate folder")
         if name.endswith("adapter_config.json"):
             found.notes.append(f"{name}: the model that the adapter is for is another repo, which is not looked at")
 
@@ -355,7 +355,7 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
             found.add("weights", f"{keys[0]} is missing")
     expected = {**expected, **pooler}  # which only `AutoModel` reads
     if earlier := [info.name for key, info in tensors.items() if info.name != key]:
-        fix = "`blockformer upgrade` writes today's to safetensors files, `blockformer export` makes those of pickles"
+        fix = "`blockformer upgrade` writes today's into safetensors files; for pickles, use `blockformer export`"
         found.add("weights", f"{shown(earlier[0])} is one of {len(earlier)} names of before 0.1, for which {fix}")
     for key, info in sorted(tensors.items()):
         if key not in expected:

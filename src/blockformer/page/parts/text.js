@@ -45,6 +45,19 @@ function paint(canvas, bytes, start, rows, columns, ink) {
   context.putImageData(picture, 0, 0);
 }
 
+/* The tokens along a side of a map. Where they are too many to be read, some are hidden, never the chosen one. */
+function axis(tokens, name, side) {
+  const labels = tokens.map((token, place) => {
+    const label = make("span", { title: `${place}: ${token}` }, token.trim() || token);
+    label.style[side] = `${100 * (place + 0.5) / tokens.length}%`;
+    return label;
+  });
+  const element = make("div", { class: `axis ${name}`, "aria-hidden": "true" }, ...labels);
+  const fit = (pixels) => labels.forEach((label, place) => label.classList.toggle("hidden", place % Math.ceil(12 * tokens.length / pixels) !== 0));
+  const mark = (place) => labels.forEach((label, other) => label.classList.toggle("here", other === place));
+  return { element, fit, mark };
+}
+
 function showAttention(group, bytes) {
   const rows = told.sides[group.queries].tokens.length;
   const columns = told.sides[group.keys].tokens.length;
@@ -53,6 +66,7 @@ function showAttention(group, bytes) {
   const size = Math.max(14, Math.min(56, Math.floor(740 / widest)));
   grid.style.gridTemplateColumns = `auto repeat(${widest}, ${size}px)`;
   const large = make("canvas", { tabindex: "0", role: "img", id: "large-map" });
+  const [above, left] = [axis(told.sides[group.keys].tokens, "columns", "left"), axis(told.sides[group.queries].tokens, "rows", "top")];
   const reading = make("p", { class: "reading", id: "reading", "aria-live": "polite" });
   const heading = make("h3", {}, "");
   const maps = [];
@@ -71,6 +85,8 @@ function showAttention(group, bytes) {
 
   function tell(row, column) {
     cell = [row, column];
+    left.mark(row);
+    above.mark(column);
     const words = [told.sides[group.queries].tokens[row], told.sides[group.keys].tokens[column]];
     reading.replaceChildren(make("strong", {}, words[0]), ` (${row}) looks at `, make("strong", {}, words[1]), ` (${column}): `, make("span", { id: "value" }, value(open, row, column).toFixed(3)), " \u00b1 0.002");
   }
@@ -103,8 +119,10 @@ function showAttention(group, bytes) {
     event.preventDefault();
     tell(Math.max(0, Math.min(rows - 1, cell[0] + step[0])), Math.max(0, Math.min(columns - 1, cell[1] + step[1])));
   });
-  find("maps").replaceChildren(make("div", { class: "scroll" }, grid), make("div", { class: "large" }, heading, large, reading));
+  find("maps").replaceChildren(make("div", { class: "scroll" }, grid), make("div", { class: "large" }, heading, make("div", { class: "plot" }, above.element, left.element, large), reading));
   enlarge(maps[0]);
+  above.fit(large.clientWidth);
+  left.fit(large.clientHeight);
 }
 
 async function showMaps() {
