@@ -18,7 +18,6 @@ from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
 from .disentangled import Distances  # noqa: F401
 from .feed_forward import make_activation
-from .input_checks import check_inputs
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import (
@@ -100,10 +99,6 @@ class BlockformerEncoderModel(Stack):
         """See `Stack.forward`; adds `pooler_output` [B, C], None without a pooler."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids, "position_ids": position_ids}
-        if self.token_dropout is not None and input_ids is not None and inputs_embeds is None:
-            check_inputs(self.config, self.config.vocab_size, input_ids, None, attention_mask, None, {})
-            vectors = self.token_dropout(self.embed_tokens(input_ids), input_ids, attention_mask, position_ids)
-            inputs |= {"input_ids": None, "inputs_embeds": vectors}
         outputs = super().forward(**inputs, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
         return modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions(
@@ -112,6 +107,12 @@ class BlockformerEncoderModel(Stack):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids, mask=None, position_ids=None):
+        """See `Stack._embed_tokens`; masked tokens are dropped, and those of `mask` and `position_ids` are counted."""
+        if self.token_dropout is not None and inputs_embeds is None:
+            inputs_embeds = self.token_dropout(self.embed_tokens(input_ids), input_ids, mask, position_ids)
+        return super()._embed_tokens(input_ids, inputs_embeds, token_type_ids, task_type_ids)
 
 
 class BlockformerEncoderPreTrainedModel(BlockformerPreTrainedModel):

@@ -126,7 +126,7 @@ class Stack(BlockformerPreTrainedModel):
         use_cache = self._uses_cache(use_cache, past_key_values)
         attention_mask = None if hides_nothing else attention_mask
 
-        hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
+        hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values(), attention_mask, position_ids)
         past = cached_length(past_key_values)
         places = torch.arange(tokens.shape[1], device=hidden_states.device) + past
         own = self._counted_positions(places, attention_mask, past, input_ids) if position_ids is None else position_ids
@@ -230,7 +230,7 @@ class Stack(BlockformerPreTrainedModel):
             return False
         return self.config.use_cache and not self.training if use_cache is None else use_cache
 
-    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids):
+    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids, mask=None, position_ids=None):
         """Tokens or their embeddings, scaled and projected, and their types: [B, T] or [B, T, E] -> [B, T, C]."""
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if token_type_ids is not None and self.config.token_types_as_tokens:
