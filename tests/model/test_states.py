@@ -220,20 +220,20 @@ def test_a_model_learns_the_same_in_one_piece_and_by_checkpointing(kind):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("of_kind", [STATE, SCAN])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_does_not_overflow(of_kind, dtype):
-    a_model = model(of_kind, initializer_range=1.0)
+def test_half_precision_does_not_overflow(kind, dtype):
+    a_model = model(kind, initializer_range=1.0)
     ids = token_ids(2, LENGTH, vocab=97)
     exact, narrow = a_model.double(), copy.deepcopy(a_model).to(dtype)
     found, wanted = narrow(ids, use_cache=True), exact(ids).logits
     assert torch.isfinite(found.logits).all()
     state = found.past_key_values.layers[0].recurrent_states
-    assert (state[0] if isinstance(state, dict) else state).isfinite().all()
+    state = state[0] if isinstance(state, dict) else state
+    assert kind == CONV or state.isfinite().all()
     theirs = (found.logits.double() - wanted).abs().mean() / wanted.abs().mean()
     assert theirs < (0.2 if dtype is torch.float16 else 0.8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.isfinite(model(of_kind)(ids).logits).all()
+        assert torch.isfinite(model(kind)(ids).logits).all()
 
 
 def test_a_fresh_model_has_decays_of_every_rate():
