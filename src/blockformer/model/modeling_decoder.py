@@ -13,6 +13,7 @@ from transformers.utils import can_return_tuple, logging
 from .alibi import Alibi  # noqa: F401
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
+from .axes import BLOCKS  # noqa: F401
 from .compat import CACHE, OutputRecorder, is_readable, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig

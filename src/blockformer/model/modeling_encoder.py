@@ -18,6 +18,7 @@ from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
 from .disentangled import Distances  # noqa: F401
 from .feed_forward import make_activation
+from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import (
