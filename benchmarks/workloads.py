@@ -19,6 +19,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
@@ -191,8 +193,16 @@ def _bamba(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTraine
     return converted(BambaForCausalLM(BambaConfig(**_sizes(shape), **heads)).to(dtype))
 
 
+def _lfm2(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Short convolutions; the third layer of each four has keys."""
+    kinds = ["full_attention" if layer % 4 == 2 else "conv" for layer in range(shape.layers)]
+    config = Lfm2Config(**_sizes(shape), layer_types=kinds, block_auto_adjust_ff_dim=False)
+    return converted(Lfm2ForCausalLM(config).to(dtype))
+
+
 _MAKERS = {
     "bamba": _bamba,
+    "lfm2": _lfm2,
     "qwen3": _qwen3,
     "gpt2": _gpt2,
     "qwen3_moe": _qwen3_moe,

@@ -109,10 +109,10 @@ class BlockformerEncoderModel(Stack):
             attentions=outputs.attentions,
         )
 
-    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids, mask=None, position_ids=None):
-        """See `Stack._embed_tokens`; masked tokens are dropped, and those of `mask` and `position_ids` are counted."""
+    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids, *where):
+        """See `Stack._embed_tokens`; `where` are the mask and the positions that say which tokens are a text's."""
         if self.token_dropout is not None and inputs_embeds is None:
-            inputs_embeds = self.token_dropout(self.embed_tokens(input_ids), input_ids, mask, position_ids)
+            inputs_embeds = self.token_dropout(self.embed_tokens(input_ids), input_ids, *where)
         return super()._embed_tokens(input_ids, inputs_embeds, token_type_ids, task_type_ids)
 
 
