@@ -112,7 +112,7 @@ HYBRIDS = [
     ),
     workloads.Shape(
         "LFM2-350M width, 4 layers",
-        intermediate_size=4608,
+        intermediate_size=6656,
         family="lfm2",
         **{**STATE_SIZES, "head_dim": 64},
     ),

@@ -194,10 +194,8 @@ def _bamba(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTraine
 
 
 def _lfm2(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Short convolutions; the third layer of each four has keys."""
     kinds = ["full_attention" if layer % 4 == 2 else "conv" for layer in range(shape.layers)]
-    config = Lfm2Config(**_sizes(shape), layer_types=kinds, block_auto_adjust_ff_dim=False)
-    return converted(Lfm2ForCausalLM(config).to(dtype))
+    return converted(Lfm2ForCausalLM(Lfm2Config(**_sizes(shape), layer_types=kinds)).to(dtype))
 
 
 _MAKERS = {
@@ -253,6 +251,7 @@ def decoding(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> Callable
         read = model(ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
     length = read.get_seq_length()
     has_states = any(hasattr(layer, "recurrent_states") for layer in read.layers)
+    count = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens}
 
     def once() -> list[float]:
         clock = _Clock()
@@ -263,10 +262,8 @@ def decoding(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> Callable
             ids,
             attention_mask=torch.ones_like(ids),
             past_key_values=cache,
-            do_sample=False,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
             stopping_criteria=StoppingCriteriaList([clock]),
+            **count,
         )
         return [later - earlier for earlier, later in itertools.pairwise(clock.times)]
 
@@ -305,8 +302,7 @@ def interleaved(
     ours: Callable[[], list[float]], peer: Callable[[], list[float]], rounds: int, warm_up: bool = True
 ) -> tuple[list[float], list[float]]:
     """Time two pieces of work turn by turn, so that a disturbance meets both; one warm-up each."""
-    mine: list[float] = []
-    theirs: list[float] = []
+    mine, theirs = list[float](), list[float]()
     if warm_up:
         ours(), peer()
     for number in range(rounds):
