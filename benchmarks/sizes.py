@@ -110,6 +110,12 @@ HYBRIDS = [
         family="bamba",
         **{**STATE_SIZES, "head_dim": 128},
     ),
+    workloads.Shape(
+        "LFM2-350M width, 4 layers",
+        intermediate_size=6656,
+        family="lfm2",
+        **{**STATE_SIZES, "head_dim": 64},
+    ),
 ]
 EXPERTS = workloads.Shape("Qwen3-30B-A3B width, 4 layers of 128 experts", 4, 32768, experts=128, **MOE_SIZES)
 SHORT = Size(

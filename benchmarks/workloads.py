@@ -19,6 +19,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
@@ -191,8 +193,14 @@ def _bamba(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTraine
     return converted(BambaForCausalLM(BambaConfig(**_sizes(shape), **heads)).to(dtype))
 
 
+def _lfm2(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    kinds = ["full_attention" if layer % 4 == 2 else "conv" for layer in range(shape.layers)]
+    return converted(Lfm2ForCausalLM(Lfm2Config(**_sizes(shape), layer_types=kinds)).to(dtype))
+
+
 _MAKERS = {
     "bamba": _bamba,
+    "lfm2": _lfm2,
     "qwen3": _qwen3,
     "gpt2": _gpt2,
     "qwen3_moe": _qwen3_moe,
@@ -243,6 +251,7 @@ def decoding(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> Callable
         read = model(ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
     length = read.get_seq_length()
     has_states = any(hasattr(layer, "recurrent_states") for layer in read.layers)
+    count = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens}
 
     def once() -> list[float]:
         clock = _Clock()
@@ -253,10 +262,8 @@ def decoding(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> Callable
             ids,
             attention_mask=torch.ones_like(ids),
             past_key_values=cache,
-            do_sample=False,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
             stopping_criteria=StoppingCriteriaList([clock]),
+            **count,
         )
         return [later - earlier for earlier, later in itertools.pairwise(clock.times)]
 
@@ -295,8 +302,7 @@ def interleaved(
     ours: Callable[[], list[float]], peer: Callable[[], list[float]], rounds: int, warm_up: bool = True
 ) -> tuple[list[float], list[float]]:
     """Time two pieces of work turn by turn, so that a disturbance meets both; one warm-up each."""
-    mine: list[float] = []
-    theirs: list[float] = []
+    mine, theirs = list[float](), list[float]()
     if warm_up:
         ours(), peer()
     for number in range(rounds):

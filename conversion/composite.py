@@ -154,7 +154,8 @@ def bring_template(side: SideFiles) -> None:
         return
     template = read_json(checkpoint.member(OF_PROCESSORS)).get("chat_template")
     if isinstance(template, str):
-        side.write(TEMPLATE, template)
+        # Not as `side.write`, whose files a way back leaves out: without `--into` the text needs this one, too.
+        (side.folder / TEMPLATE).write_text(template, encoding="utf-8")
         side.notes.append(f"{TEMPLATE} was made from the processor's {OF_PROCESSORS}, so that the tokenizer has it")
         tokenizer.chat_template = template
 

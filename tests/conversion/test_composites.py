@@ -8,6 +8,8 @@ import pytest
 import torch
 import transformers
 from pairs import assert_close
+from real_repos.decoders import qwen_words
+from real_repos.record import write
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig
@@ -423,19 +425,47 @@ def test_layers_that_predict_further_go_along(tmp_path):
         assert torch.equal(written.get_tensor("mtp.fc.weight"), first.get_tensor("mtp.fc.weight"))
 
 
-def test_tokenizer_and_chat_template_come_along(tmp_path, tiny_tokenizer):
-    src, dst = tmp_path / "src", tmp_path / "dst"
-    text = {**WHOLE["gemma3"]["text_config"], "vocab_size": len(tiny_tokenizer)}
-    whole_folder(src, "gemma3", tiny_tokenizer, text_config=text)
-    (src / "chat_template.jinja").unlink(missing_ok=True)
-    template = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
-    (src / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
+AS_PROCESSOR = {"chat_template.json": {"chat_template": TEMPLATE}}
+TEMPLATES = {"gemma3": AS_PROCESSOR, "mistral3": AS_PROCESSOR, "gemma4": {"chat_template.jinja": TEMPLATE}}
+CHAT = [{"role": "user", "content": "Hello there"}, {"role": "assistant", "content": "Hi"}]
+
+
+def with_tokenizer(src, kind, tiny_tokenizer):
+    """Save a whole model with a tokenizer, Qwen's as published, and a chat template; gives the tokenizer."""
+    words = qwen_words("<think>", "</think>")().files if kind.startswith("qwen") else {}
+    (src / "tokenizer").mkdir(parents=True)
+    tiny_tokenizer.save_pretrained(src / "tokenizer")
+    (src / "tokenizer" / "chat_template.jinja").unlink(missing_ok=True)
+    for name, content in (words | TEMPLATES.get(kind, {})).items():
+        write(src / "tokenizer", name, content)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(src / "tokenizer")
+    sizes = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), len(tokenizer))
+    text = WHOLE[kind]["text_config"]
+    whole_folder(src, kind, text_config=text | {name: size for name, size in sizes.items() if name in text})
+    for path in (src / "tokenizer").iterdir():
+        path.rename(src / path.name)
+    (src / "tokenizer").rmdir()
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_tokenizer_and_chat_template_come_along(tmp_path, tiny_tokenizer, kind):
+    """Into ours, back into the whole, and into the text by itself: also a template that only the processor has."""
+    src, dst, out, text = (tmp_path / name for name in ("src", "dst", "out", "text"))
+    first = with_tokenizer(src, kind, tiny_tokenizer)
+    template = TEMPLATE if kind in TEMPLATES else first.chat_template
     report = convert(src, dst)
     assert_verified(report)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(dst)
-    assert tokenizer.chat_template == template
-    assert tokenizer("Hello there").input_ids == tiny_tokenizer("Hello there").input_ids
     assert "preprocessor_config.json" in {name for names in report.left_out.values() for name in names}
+    convert(dst, out, to_official=True, into=src)
+    assert contents(out) == contents(src)
+    convert(dst, text, to_official=True)
+    for folder in (dst, text):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.chat_template == template
+        assert "Hello there" in tokenizer.apply_chat_template(CHAT, tokenize=False)
+        assert tokenizer("Hello there").input_ids == first("Hello there").input_ids
 
 
 def test_inspect_and_presets_of_the_config(tmp_path):

@@ -505,6 +505,24 @@ def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
         assert torch.equal(*(model(**batch(theirs)).logits for model in (fresh, theirs)))
 
 
+# Without experts, of which rounding may choose others.
+NEAR_FLOAT64 = ("qwen3_5_text", "olmo_hybrid", "lfm2", "bamba", "nemotron_h", "falcon_h1", "gemma3_text", "gemma4_text")
+NEAR_FLOAT64 += ("ministral3", "hunyuan_v1_dense", "apertus", "nanochat")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", NEAR_FLOAT64)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_near_to_float64_as_the_official_class(tmp_path, family, dtype):
+    theirs = model_of(next(row for row in ROWS if row.family == family), SIZES)
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path).to(dtype)
+    ids = torch.randint(3, 90, (4, 40), generator=torch.Generator().manual_seed(1))
+    exact = copy.deepcopy(theirs.to(dtype)).double()(ids).logits
+    errors = [(each(ids).logits.double() - exact).abs().mean() for each in (ours, theirs)]
+    assert errors[0] < 1.3 * errors[1]
+
+
 TYPED = [Row("gpt2"), *(row for row in ROWS if row.family in ("gpt_bigcode", "gpt_neo", "gptj", "codegen", "ctrl"))]
 
 

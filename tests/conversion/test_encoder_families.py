@@ -371,7 +371,11 @@ def test_masked_tokens_are_dropped_and_the_others_scaled(tmp_path, positions):
     assert_close(ours(**given).logits[real], theirs(**named).logits[real])
     assert_close(ours(given["input_ids"][:1]).logits, theirs(given["input_ids"][:1]).logits)
     assert not torch.allclose(ours(**given).logits[real], plain[real], atol=1e-3)
+    holding_padding = given["input_ids"][:1].clone()
+    holding_padding[:, 4] = 1  # which ESM-1b does not count among the positions
+    assert_close(ours(holding_padding).logits, theirs(holding_padding).logits)
     ours.prepare_for_inference()
+    assert_close(ours(holding_padding).logits, theirs(holding_padding).logits)
     assert_close(ours(**given).logits[real], theirs(**named).logits[real])
 
 
@@ -400,6 +404,8 @@ def test_texts_in_one_row_are_scaled_each_by_itself(tmp_path):
     positions = torch.cat((torch.arange(8), torch.arange(12)))[None]
     packed = ours(ids, position_ids=positions).logits
     assert_close(packed, torch.cat([ours(part).logits for part in ids.split((8, 12), dim=1)], dim=1))
+    starts = torch.tensor([0, 8, 20], dtype=torch.int32)
+    assert_close(ours(ids, cu_seq_lens_q=starts).logits, packed)
     everything = torch.full_like(ids, 7)
     assert ours(everything).logits.isfinite().all()
 

@@ -220,20 +220,20 @@ def test_a_model_learns_the_same_in_one_piece_and_by_checkpointing(kind):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("of_kind", [STATE, SCAN])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_does_not_overflow(of_kind, dtype):
-    a_model = model(of_kind, initializer_range=1.0)
+def test_half_precision_does_not_overflow(kind, dtype):
+    a_model = model(kind, initializer_range=1.0)
     ids = token_ids(2, LENGTH, vocab=97)
     exact, narrow = a_model.double(), copy.deepcopy(a_model).to(dtype)
     found, wanted = narrow(ids, use_cache=True), exact(ids).logits
     assert torch.isfinite(found.logits).all()
     state = found.past_key_values.layers[0].recurrent_states
-    assert (state[0] if isinstance(state, dict) else state).isfinite().all()
+    state = state[0] if isinstance(state, dict) else state
+    assert kind == CONV or state.isfinite().all()
     theirs = (found.logits.double() - wanted).abs().mean() / wanted.abs().mean()
     assert theirs < (0.2 if dtype is torch.float16 else 0.8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.isfinite(model(of_kind)(ids).logits).all()
+        assert torch.isfinite(model(kind)(ids).logits).all()
 
 
 def test_a_fresh_model_has_decays_of_every_rate():
@@ -261,6 +261,13 @@ def test_caches_that_do_not_fit_are_refused(kind):
         a_model(ids, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match=f"head_mask is not supported with layer_types of '{kind}'"):
         a_model(ids, head_mask=torch.ones(3, 2))
+    other = model(CONV if kind != CONV else SCAN)
+    with pytest.raises(ValueError, match=r"holds a state of sizes \[.*\] for layer 0, whose sizes are \[.*\]: make it"):
+        a_model(ids, past_key_values=other(ids, use_cache=True).past_key_values)
+    of_another = config(kind, layer_types=[a_model.config.layer_types[0]] * 2 + [FULL])
+    if kind != BOTH:  # whose layers keep keys, too
+        with pytest.raises(ValueError, match="past_key_values keeps no keys for layer 1: make it with DynamicCache"):
+            a_model(ids, past_key_values=DynamicCache(config=of_another))
     room = StaticCache(config=a_model.config, max_cache_len=8)
     assert_close(a_model(ids, past_key_values=room).logits, a_model(ids).logits)
 
@@ -281,6 +288,7 @@ def test_packed_rows_with_padding_and_masks_of_pairs_are_refused(kind):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", [STATE, SCAN, BOTH])
 def test_what_would_crop_a_state_is_refused(kind):
     a_model, ids = model(kind), token_ids(1, 8, vocab=97)
     for draft in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": model(kind, 1)}, {"assistant_early_exit": 1}):
@@ -291,6 +299,32 @@ def test_what_would_crop_a_state_is_refused(kind):
         cache.activate_past_recording()
         with pytest.raises(ValueError, match="past_key_values would be cropped, but a state cannot go back"):
             a_model(ids, past_key_values=cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("prepares", [False, True])
+def test_a_convolution_goes_back_and_takes_drafts(prepares):
+    """As in transformers, whose cache keeps the tokens that a convolution sees until it is cropped."""
+    a_model, assistant = model(CONV), model(CONV, 1)
+    if not hasattr(DynamicCache, "activate_past_recording"):
+        assert a_model._is_stateful
+        return
+    a_model = a_model.prepare_for_inference() if prepares else a_model
+    drafts: list = [{"prompt_lookup_num_tokens": count} for count in (1, 3)]
+    drafts += [{"assistant_model": assistant}, {"assistant_early_exit": 2}]
+    for length in (1, 2, 9):
+        ids = token_ids(1, length, seed=length, vocab=97).repeat(1, 2)
+        job = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None}
+        text = a_model.generate(ids, **job)
+        for draft in drafts:
+            assert torch.equal(a_model.generate(ids, **job, **draft), text), draft
+    for length in (1, 2, 8):
+        ids, cache = token_ids(2, length + 4, vocab=97), DynamicCache(config=a_model.config)
+        cache.activate_past_recording()
+        a_model(torch.cat((ids[:, :length], ids[:, :3].flip(1)), dim=1), past_key_values=cache)
+        cache.crop(-3)
+        last = [a_model(part, past_key_values=cache).logits for part in ids[:, length:].split(2, dim=1)]
+        assert_close(torch.cat(last, dim=1), a_model(ids).logits[:, length:])
 
 
 @pytest.mark.parametrize(

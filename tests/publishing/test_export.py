@@ -13,7 +13,9 @@ import torch
 from sizes import PUBLISHED, TINY
 
 import blockformer
+from blockformer.files.sizes import format_size
 from blockformer.publishing import code_files, copy_code, export_model, full_auto_map, save_tokenizer, write_card
+from blockformer.summary import state_bytes
 
 FORBIDDEN_MODULES = {"socket", "subprocess", "urllib", "http", "requests", "shutil", "pickle", "ctypes", "tempfile"}
 FORBIDDEN_CALLS = {"exec", "eval", "compile", "__import__", "print", "input"}
@@ -152,6 +154,18 @@ OF_STATES = ("blocks.py", "delta_rule.py", "hybrid.py", "scaled_feed_forward.py"
 def test_the_name_of_a_folder_is_not_a_model(tmp_path):
     with pytest.raises(ValueError, match=r"str is not a Blockformer model: load it first\."):
         export_model("folder", tmp_path / "export")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "lfm2", "qwen3_5_text", "bamba", "falcon_h1"])
+def test_a_card_says_how_large_a_state_is(tmp_path, name):
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
+    model = blockformer.BlockformerDecoderForCausalLM(blockformer.preset(name, **sizes, num_attention_heads=2))
+    export_model(model, tmp_path / "repo")
+    card = (tmp_path / "repo" / "README.md").read_text()
+    found = re.search(r"Layers with a state keep (.*) in float32 or (.*) in bfloat16 of a text, however long", card)
+    assert (found is None) is (name == "qwen3")
+    if found is not None:
+        assert found.groups() == tuple(format_size(state_bytes(model, size)) for size in (4, 2))
 
 
 def test_the_code_of_a_repo_can_be_read_in_an_afternoon(tmp_path):

@@ -144,7 +144,7 @@ class GatedDeltaRule(MatrixStates):
         self.largest_step = 2 if config.linear_allow_neg_eigval else 1
         self.key_size, self.value_size = config.linear_key_head_dim, config.linear_value_head_dim
         keys, values = config.linear_num_key_heads * self.key_size, len(self.heads) * self.value_size
-        self.sizes = (keys, keys, values)
+        self.sizes, self.state_shape = (keys, keys, values), (len(self.heads), self.key_size, self.value_size)
         self.in_proj_q = nn.Linear(width, keys, bias=False)
         self.in_proj_k = nn.Linear(width, keys, bias=False)
         self.in_proj_v = nn.Linear(width, values, bias=False)

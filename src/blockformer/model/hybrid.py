@@ -66,7 +66,7 @@ class ScaledStateSpace(StateSpace):
 class AttentionAndStates(Attention):
     """A layer's attention that also has a state space (`state_space`), whose output is added to its own."""
 
-    library_type, needs = "hybrid", ("states", "state_space")
+    library_type, needs, is_stateful = "hybrid", ("states", "state_space"), True
     check_config, in_library = ScaledStateSpace.check_config, staticmethod(StateLayer.in_library)
 
     def __init__(self, config, layer_idx: int, is_causal: bool):

@@ -13,7 +13,7 @@ from transformers.utils import can_return_tuple, logging
 from .alibi import Alibi  # noqa: F401
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
-from .axes import BLOCKS
+from .axes import BLOCKS  # noqa: F401
 from .compat import CACHE, OutputRecorder, is_readable, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
@@ -81,7 +81,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
     def __init__(self, config):
         super().__init__(config)
         self.mtp = multi_token_layers(config, BlockformerDecoderModel) if config.num_nextn_predict_layers else None
-        self._is_stateful = not BLOCKS["layer_types"].keys().isdisjoint(config.layer_types)
+        self._is_stateful = any(getattr(layer.self_attn, "is_stateful", False) for layer in self.model.layers)
         self.post_init()
 
     @takes_cache

@@ -18,6 +18,7 @@ from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
 from .disentangled import Distances  # noqa: F401
 from .feed_forward import make_activation
+from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import (
@@ -108,11 +109,11 @@ class BlockformerEncoderModel(Stack):
             attentions=outputs.attentions,
         )
 
-    def _embed_tokens(self, input_ids, inputs_embeds, *others):
+    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids, *where):
+        """See `Stack._embed_tokens`; `where` are the mask and the positions that say which tokens are a text's."""
         if self.token_dropout is not None and inputs_embeds is None:
-            *_, attention_mask, position_ids = others
-            inputs_embeds = self.token_dropout(self.embed_tokens(input_ids), input_ids, attention_mask, position_ids)
-        return super()._embed_tokens(input_ids, inputs_embeds, *others)
+            inputs_embeds = self.token_dropout(self.embed_tokens(input_ids), input_ids, *where)
+        return super()._embed_tokens(input_ids, inputs_embeds, token_type_ids, task_type_ids)
 
 
 class BlockformerEncoderPreTrainedModel(BlockformerPreTrainedModel):

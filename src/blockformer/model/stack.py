@@ -230,7 +230,7 @@ class Stack(BlockformerPreTrainedModel):
             return False
         return self.config.use_cache and not self.training if use_cache is None else use_cache
 
-    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids, *_):
+    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids, *where):
         """Tokens or their embeddings, scaled and projected, and their types: [B, T] or [B, T, E] -> [B, T, C]."""
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if token_type_ids is not None and self.config.token_types_as_tokens:

@@ -160,6 +160,7 @@ class StateSpace(MatrixStates):
         self.key_size, self.value_size = config.mamba_d_state, config.mamba_d_head
         keys, values = self.groups * self.key_size, len(self.heads) * self.value_size
         self.sizes = (values, keys, keys)
+        self.state_shape = (self.groups, self.key_size, len(self.heads) // self.groups, self.value_size)
         self.in_proj_z = nn.Linear(width, values, bias=bias)
         self.in_proj_v = nn.Linear(width, values, bias=bias)
         self.in_proj_k = nn.Linear(width, keys, bias=bias)

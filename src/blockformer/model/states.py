@@ -11,6 +11,7 @@ import copy
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import DynamicCache
 
 from .attention import refuse_backends
 from .axes import BLOCKS, axis, flag
@@ -24,6 +25,8 @@ WITHOUT_STATES = (
     *("attention_sinks", "add_cross_attention", "bidirectional"),
 )
 
+OWN_CACHE = "make it with DynamicCache(config=model.config)"
+
 
 class StateLayer(nn.Module):
     """A layer's attention that keeps a state; a kind of it has `mix`, `state_bytes` and `words`.
@@ -34,10 +37,13 @@ class StateLayer(nn.Module):
         has_keys: whether it keeps keys, too, which count a text's tokens.
         heads: the numbers of its heads, if it has any.
         norm_placement: where its layer has norms; None: where the others have them.
+        state_shape: of a row's state; empty if only its convolution, `conv1d`, keeps anything.
+        is_stateful: whether no cache can drop tokens again; the library's can where there is only a convolution.
     """
 
     kind = library_type = ""
-    has_keys = False
+    has_keys, is_stateful = False, True
+    state_shape: tuple[int, ...] = ()
     heads = range(0)
     norm_placement: str | None = None
 
@@ -86,6 +92,8 @@ class StateLayer(nn.Module):
     def mask_of(inputs, config=None):
         """What these layers get as `attention_mask`, of a `layer.StackInputs`: see `forward`."""
         mask, positions, places = inputs.attention_mask, inputs.given_positions, inputs.places
+        if config is not None:
+            _check_keys(inputs.past_key_values, config.layer_types)
         if not isinstance(mask, torch.Tensor):
             return None if positions is None or places.shape[0] == 1 else starts_of(positions).cumsum(-1)
         if mask.dim() != 2:
@@ -122,7 +130,7 @@ class StateLayer(nn.Module):
         elif attention_mask is not None:  # padding changes no state
             is_token = attention_mask[..., None].to(hidden_states.dtype)
             hidden_states = hidden_states * is_token
-        held = _layer_of(past_key_values, self.layer_idx, hidden_states.shape[0])
+        held = _layer_of(past_key_values, self, hidden_states.shape[0])
         return self.mix(hidden_states, is_token, sequences, held), None
 
     def mix(self, hidden_states, is_token, sequences, held):
@@ -139,12 +147,16 @@ class StateLayer(nn.Module):
     def convolved(self, states, weight, sequences, held):
         """Channels [B, T, D] after a causal convolution of each channel, weight [D, 1, W], in float32 at least.
 
-        It also sees the last tokens before them, which `held` keeps as [B, D, W]: the first one of these is too old.
+        It also sees the last tokens before them, which `held` keeps as [B, D, W], or more of them if it can drop some
+        again; all but the last W - 1 are too old.
         """
         length, window, past = states.shape[1], self.window, states_of(held)[0]
         start = window - 1  # so many come before the tokens: the past, or zeros, which add nothing
-        seen = F.pad(states, (0, 0, start, 0)) if past is None else torch.cat((past[..., 1:].mT, states), dim=1)
-        if held is not None:
+        seen = F.pad(states, (0, 0, start, 0)) if past is None else torch.cat((past[..., -start:].mT, states), dim=1)
+        if getattr(held, "record_past", False):
+            new = F.pad(states, (0, 0, window, 0)) if past is None else states
+            held.update_conv_state(new.transpose(1, 2), conv_kernel_size=window)
+        elif held is not None:
             new = F.pad(states, (0, 0, max(window - length, 0), 0))[:, -window:] if past is None else states
             held.update_conv_state(new.transpose(1, 2))
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -191,24 +203,41 @@ def _begins_again(is_token, positions):
     return bool((is_token & (positions <= F.pad(before[:, :-1], (1, 0), value=least))).any())
 
 
-def _layer_of(past_key_values, layer_idx: int, rows: int):
-    """The layer of a cache, which is checked, or None."""
-    own = getattr(past_key_values, "self_attention_cache", past_key_values)
-    if own is None:
+def _layers_of(past_key_values):
+    return getattr(getattr(past_key_values, "self_attention_cache", past_key_values), "layers", ())
+
+
+def _check_keys(past_key_values, layer_types) -> None:
+    """Refuse a cache that keeps a state where a config's layer has keys."""
+    for number, (kind, held) in enumerate(zip(layer_types, _layers_of(past_key_values), strict=False)):
+        if kind == "full_attention" and not hasattr(held, "update"):
+            raise ValueError(f"past_key_values keeps no keys for layer {number}: {OWN_CACHE}.")
+
+
+def _layer_of(past_key_values, layer: StateLayer, rows: int):
+    """The layer of a cache that belongs to a layer, checked, or None."""
+    if past_key_values is None:
         return None
-    layers = getattr(own, "layers", ())
-    if layer_idx >= len(layers) or not hasattr(layers[layer_idx], "update_recurrent_state"):
-        fix = "make it with DynamicCache(config=model.config)"
-        raise ValueError(f"past_key_values ({type(own).__name__}) keeps no state for layer {layer_idx}: {fix}.")
-    held = layers[layer_idx]
-    if getattr(held, "record_past", False):
+    number, layers = layer.layer_idx, _layers_of(past_key_values)
+    if number >= len(layers) or not hasattr(layers[number], "update_recurrent_state"):
+        kind = type(past_key_values).__name__
+        raise ValueError(f"past_key_values ({kind}) keeps no state for layer {number}: {OWN_CACHE}.")
+    held = layers[number]
+    records = getattr(held, "record_past", False)
+    if records and layer.is_stateful:
         fix = "generate without an assistant, prompt_lookup_num_tokens and the like"
         raise ValueError(f"past_key_values would be cropped, but a state cannot go back: {fix}.")
-    past, _ = states_of(held)
-    if past is not None and past.shape[0] != rows:
-        raise ValueError(
-            f"past_key_values holds {past.shape[0]} rows, the input has {rows}: use a cache of the same batch."
-        )
+    past, state = states_of(held)
+    if past is None:
+        return held
+    if past.shape[0] != rows:
+        fix = "use a cache of the same batch"
+        raise ValueError(f"past_key_values holds {past.shape[0]} rows, the input has {rows}: {fix}.")
+    found = [*past.shape[1:], *(state.shape[1:] if state is not None and state.numel() else ())]
+    own = [layer.conv1d.in_channels, found[1] if records else layer.window, *layer.state_shape]
+    if found != own:
+        sizes = f"a state of sizes {found} for layer {number}, whose sizes are {own}"
+        raise ValueError(f"past_key_values holds {sizes}: {OWN_CACHE}.")
     return held
 
 
@@ -233,7 +262,7 @@ class ShortConvolution(StateLayer):
     B, C and x are three maps of the states, side by side in one matrix. Its state is what the convolution still sees.
     """
 
-    kind = "conv"
+    kind, is_stateful = "conv", not hasattr(DynamicCache, "activate_past_recording")
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
         super().__init__(config, layer_idx, config.conv_L_cache)

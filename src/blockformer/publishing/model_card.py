@@ -9,11 +9,14 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import torch
 from huggingface_hub import ModelCardData
 from transformers import PretrainedConfig
 
 from ..declared_fields import axes_of, is_idle
+from ..files.sizes import format_size
 from ..files.tokenizers import has_tokenizer
+from ..model.axes import BLOCKS
 from ..model.release import VERSION
 from .repo_code import ABOUT_THE_FILE, MODEL, code_files, full_auto_map
 
@@ -29,6 +32,7 @@ TASKS = {
     "Model": "feature-extraction",
 }
 
+STATE_DTYPES = {"float32": 4, "bfloat16": 2}
 WITHOUT = "import torch\nfrom transformers import "
 
 
@@ -71,7 +75,7 @@ def write_card(
         use=_usage("AutoModel" if getattr(config, "bidirectional", False) else auto_class, reads),
         origin=(origin or "The model was made with Blockformer, not converted.") + _left_out(left_out or {}),
         parity=parity or "Not compared with another implementation.",
-        parameters=f"{parameters:,}" if parameters else "see the weights",
+        parameters=(f"{parameters:,}" if parameters else "see the weights") + _state_of(config),
         settings=_table(_settings(config)),
         generation=_table(generation) if generation else "The library's defaults.",
         code=_code_of(config),
@@ -84,6 +88,21 @@ def write_card(
 def with_code_of(card: str, config: PretrainedConfig) -> str:
     """A Blockformer card with this release's section on the code; a card without such a section is unchanged."""
     return re.sub(r"(?<=^## Code\n\n).*?(?=\n*(^#|\Z))", lambda _: _code_of(config), card, count=1, flags=re.M | re.S)
+
+
+def _state_of(config: PretrainedConfig) -> str:
+    """What the layers with a state say of its size, after the number of parameters; empty without such layers."""
+    kinds = BLOCKS["layer_types"]
+    with torch.device("meta"):
+        layers = [
+            kinds[kind].cls(config, number, True)
+            for number, kind in enumerate(getattr(config, "layer_types", None) or ())
+            if kind in kinds
+        ]
+    parts = [part for layer in layers for part in layer.modules() if hasattr(part, "state_bytes")]
+    sizes = {dtype: sum(part.state_bytes(size) for part in parts) for dtype, size in STATE_DTYPES.items()}
+    said = " or ".join(f"{format_size(size)} in {dtype}" for dtype, size in sizes.items())
+    return f". Layers with a state keep {said} of a text, however long it is" if parts else ""
 
 
 def _code_of(config: PretrainedConfig) -> str:
