@@ -171,6 +171,9 @@ def run(
         float32 outputs [places, ...] at real tokens and per row; greedy continuations; the names of the outputs.
     """
     model.eval()
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.config.return_dict = True  # outputs are read by name, here and by official classes of their parts
     passes = passes or Passes()
     outputs: list[Tensor] = []
     texts: list[list[int]] = []

@@ -1,15 +1,16 @@
-"""Entries of `config.json` that only other libraries read stay in it through every door."""
+"""Entries of `config.json` that only other libraries read stay in it through every door; so does what outputs hold."""
 
 import copy
 import json
 
 import pytest
+import torch
 
 import blockformer
 from blockformer.conversion import convert, export_folder, from_official
 from blockformer.conversion.reshaped import convert_reshaped
 
-from .oracles import edit_config, entries_of, official_folder
+from .oracles import assert_verified, edit_config, entries_of, official_folder
 
 ACTIVATION = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}
 OTHERS = {
@@ -120,6 +121,30 @@ def test_those_that_ours_would_follow_are_not_in_ours(tmp_path, source):
     assert not [name for name, value in followed.items() if entries.get(name) == value]
     convert(tmp_path / "dst", tmp_path / "back", to_official=True)
     assert entries_of(tmp_path / "back") == plain
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("bert", "BertForTokenClassification"), ("qwen3", None), ("t5", None), ("bart", None)]
+)
+def test_what_an_output_holds_is_carried(tmp_path, family, name):
+    """transformers' own decoders fail where `return_dict` is false, and are compared all the same."""
+    official_folder(tmp_path / "src", family, name)
+    shown = {"output_attentions": True, "output_hidden_states": True, "return_dict": False}
+    edit_config(tmp_path / "src", **shown)
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert_verified(report)
+    ids = {"input_ids": torch.tensor([[4, 5, 6, 7]])}
+    if family == "t5":
+        ids["decoder_input_ids"] = ids["input_ids"]
+    for model in (from_official(tmp_path / "src"), from_official(tmp_path / "dst", attn_implementation="eager")):
+        config = model.config
+        assert {entry: getattr(config, entry) for entry in shown} == shown
+        assert isinstance(model(**ids), tuple)
+    output = model(**ids, return_dict=True)
+    attentions = output.decoder_attentions if config.is_encoder_decoder else output.attentions
+    assert len(attentions) == config.get_text_config(decoder=True).num_hidden_layers
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    assert others_of(tmp_path / "back", shown) == shown
 
 
 def test_a_misspelt_field_is_refused_unless_it_is_named_as_another_s():
