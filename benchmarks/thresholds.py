@@ -57,8 +57,8 @@ def by_float32(rows: int) -> Pair:
 def by_four_bits(rows: int) -> Pair:
     """So many bfloat16 rows times 1,024 x 1,024 weights of 4 bits: PyTorch's matmul, or weights made for the call."""
     layer = QuantizedLinear(1024, 1024, False, 128)
-    copy, states = low_bits._Packed(layer), torch.randn(max(1, rows), 1024).bfloat16()
-    copy.make()
+    copy, states = low_bits.PackedCopy(layer), torch.randn(max(1, rows), 1024).bfloat16()
+    copy.refresh()
     return _each([layer], lambda each: copy.multiply(states), lambda each: each.plain_product(states))
 
 

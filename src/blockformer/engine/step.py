@@ -7,6 +7,7 @@ import functools
 import threading
 
 import torch
+from torch import nn
 from transformers.utils import logging
 
 from ..model.awq_linear import QuantizedLinear
@@ -19,7 +20,7 @@ from ..watched import unknown_code
 from .choices import OtherLoop
 from .compiler import has_compiler
 from .few_rows import MOST_ROWS, Rows
-from .low_bits import Following, OrderedLinear, RoundedHead
+from .low_bits import OrderedLinear
 from .step_functions import NO_CODE, StepFunctions, StepLayers
 
 logger = logging.get_logger(__name__)
@@ -30,16 +31,15 @@ class CompiledSteps:
 
     Args:
         model: a model that writes, in evaluation mode and without gradients.
-        head_bits: 8 for a head that is rounded where a step is for few rows.
     """
 
-    def __init__(self, model, head_bits: int | None = None):
-        self._model, self._head_bits = model, head_bits
+    def __init__(self, model):
+        self._model = model
         self._functions: dict[tuple, StepFunctions | None] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self):
-        return CompiledSteps, (None,), (self._model, self._head_bits)  # a copy compiles functions of its own
+        return CompiledSteps, (None,), (self._model,)  # a copy compiles functions of its own
 
     def __setstate__(self, state):
         self.__init__(*state)  # type: ignore[misc]
@@ -49,13 +49,10 @@ class CompiledSteps:
         return unknown_code(self._model)
 
     @functools.cached_property
-    def _ordered(self) -> Following:
+    def _ordered(self) -> dict[nn.Module, OrderedLinear]:
+        """A copy in a loop's order of each layer of 4-bit weights."""
         layers = [module for module in self._stack.modules() if isinstance(module, QuantizedLinear)]
-        return Following([OrderedLinear(layer) for layer in layers])
-
-    @functools.cached_property
-    def _rounded(self) -> Following:
-        return Following([RoundedHead(self._model.lm_head)] if self._head_bits else [], sampled=True)
+        return {layer: OrderedLinear(layer) for layer in layers}
 
     @functools.cached_property
     def _stack(self):
@@ -63,12 +60,12 @@ class CompiledSteps:
 
     def refresh(self) -> None:
         """Update the copies of weights that have changed."""
-        self._ordered.refresh()
-        self._rounded.refresh()
+        for layer in self._ordered.values():
+            layer.refresh()
 
     def bytes_of_copies(self) -> int:
         """Of weights in another layout, held in addition to the plain ones."""
-        return self._ordered.nbytes + self._rounded.nbytes
+        return sum(layer.nbytes for layer in self._ordered.values())
 
     def kinds(self) -> list[tuple[str, int]] | None:
         """The kinds of batches, see `explain`, that there is code for; None before the first one."""
@@ -110,10 +107,7 @@ class CompiledSteps:
             logger.warning_once(f"found no C++ compiler, so the model runs uncompiled: {fix}.")
             return None
         rows = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True)}.get(sources)
-        in_place = {layer: copy for copy in self._ordered.copies for layer in copy.layers}
-        if rows is not None:
-            in_place |= {layer: copy for copy in self._rounded.copies for layer in copy.layers}
-        copied = StepLayers(rows, self._model.dtype, in_place)
+        copied = StepLayers(rows, self._model.dtype, self._ordered)
         return StepFunctions(self._model, beams, copied=copied, device="cpu")
 
 

@@ -87,7 +87,7 @@ class StepLayers:
     Args:
         rows: of a step; None: any number.
         dtype: of the model.
-        in_place: layers and their replacements, which hold 4-bit weights in another order or a rounded head.
+        in_place: layers and their replacements, which hold 4-bit weights in another order.
     """
 
     def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
