@@ -11,7 +11,7 @@ from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from ..watched import is_watched
 from . import choices
-from .accelerator import SharingAttention
+from .attention import SharingAttention
 from .linear import QuickLinear
 from .low_bits import PreparedQuantizedLinear
 from .packed import PackedLinear

@@ -11,10 +11,11 @@ from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.runtime import PACKAGE
 from ..watched import is_bare
-from . import accelerator, step
+from . import attention, step
 from .attention import (
     PreparedAttention,
     PreparedLatentAttention,
+    SharingAttention,
     UnpaddedAttention,
     UnpaddedDisentangledAttention,
     sdpa_attention,
@@ -35,7 +36,7 @@ _PREPARED = {
     LatentAttention: PreparedLatentAttention,
     nn.Linear: QuickLinear,
 }
-_ON_ACCELERATOR = {Attention: accelerator.SharingAttention}
+_ON_ACCELERATOR = {Attention: SharingAttention}
 _TRAINED = {
     Attention: UnpaddedAttention,
     DisentangledAttention: UnpaddedDisentangledAttention,
@@ -138,10 +139,10 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if not is_enabled():
         return
     _give_runtime(model, AcceleratorRuntime)
-    if accelerator.has_kernel_for_shared_keys(model.device):
+    if attention.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime = AcceleratorRuntime(Decoding(model, accelerator.DEVICE, by_graphs=True))
+        model.runtime = AcceleratorRuntime(Decoding(model, attention.DEVICE, by_graphs=True))
 
 
 def _make_plain(model) -> None:
@@ -157,7 +158,7 @@ def _check_compiles(model) -> None:
         raise ValueError(
             f"compile=True is not supported with {name}={getattr(model.config, name)!r}: prepare the model without it."
         )
-    if model.device.type == accelerator.DEVICE:
+    if model.device.type == attention.DEVICE:
         if not step.can_compile(model):
             raise ValueError(
                 f"compile=True on '{model.device}' is for models that write text; this {type(model).__name__} does "
@@ -225,5 +226,5 @@ def plug_in() -> None:
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
     PACKAGE["usual_runtime"] = lambda usual, model: LoadedRuntime()
     PACKAGE["prepare_for_inference"] = lambda usual, model, **options: prepare_for_inference(model, **options)
-    PACKAGE["apply_rule"] = accelerator.apply_rule
+    PACKAGE["apply_rule"] = attention.apply_rule
     PACKAGE["prepare_for_training"] = lambda usual, model: prepare_for_training(model)
