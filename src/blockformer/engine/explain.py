@@ -12,8 +12,7 @@ from ..model.task_heads import QuestionAnswering
 from ..watched import is_watched
 from . import choices
 from .attention import SharingAttention
-from .linear import QuickLinear
-from .low_bits import PreparedQuantizedLinear
+from .linear import PreparedQuantizedLinear, QuickLinear
 from .packed import PackedLinear
 from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime, check_class
 from .step import can_compile, uncompiled_field

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..watched import is_bare, unknown_code
 from .choices import OtherLoop
 from .compiler import compiled
-from .sampling import choose
+from .search import choose
 from .step_functions import StepFunctions
 
 # Names of sibling layers with the same input.

@@ -22,8 +22,8 @@ from .attention import (
 )
 from .choices import is_enabled
 from .decoding import Decoding
-from .linear import QuickLinear, can_be_quick
-from .low_bits import PreparedQuantizedLinear
+from .gpu_step import GPUStep
+from .linear import PreparedQuantizedLinear, QuickLinear, can_be_quick
 from .packed import pack_weights, unpack_weights
 from .runtime import AcceleratorRuntime, LoadedRuntime, PreparedRuntime, TrainingRuntime, check_class
 
@@ -142,7 +142,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if attention.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime = AcceleratorRuntime(Decoding(model, attention.DEVICE, by_graphs=True))
+        model.runtime = AcceleratorRuntime(Decoding(model, attention.DEVICE, captured=GPUStep))
 
 
 def _make_plain(model) -> None:

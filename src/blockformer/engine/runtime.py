@@ -146,8 +146,9 @@ class AcceleratorRuntime(PreparedRuntime):
     """A stack on a GPU: its attention takes sequences of any length, without padding, and long ones with caps."""
 
     def unpadding(self, stack, inputs):
-        unpadding = unpadding_of(stack, inputs.hidden_states, inputs.attention_mask, inputs.named)
-        return super().unpadding(stack, inputs) if unpadding is None else unpadding
+        if inputs.hidden_states.device.type != attention.DEVICE:  # the model has been moved
+            return super().unpadding(stack, inputs)
+        return unpadding_of(stack, inputs.hidden_states, inputs.attention_mask, inputs.named)
 
     def masks(self, stack, inputs):
         is_plain = not isinstance(inputs.attention_mask, dict) and is_in_use(stack.config)
@@ -170,7 +171,7 @@ def unpadding_of(stack, hidden_states, attention_mask, sequences: dict):
     It waits for the device, to count them; not at all if the caller says where sequences begin and how long the
     longest one is (`cu_seq_lens_q`, `max_length_q`).
     """
-    if hidden_states.device.type != attention.DEVICE or not _has_plain_attention(stack):
+    if not _has_plain_attention(stack):
         return None
     has_kernel = attention.has_kernel_in(hidden_states, stack.config)
     starts, longest = sequences.get("cu_seq_lens_q"), sequences.get("max_length_q")
