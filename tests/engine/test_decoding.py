@@ -26,12 +26,12 @@ from transformers import (
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiler, decoding, gpu_step, graphs
+from blockformer.engine import compiler, decoding, graphs, step
 from blockformer.engine.decoding import Decoding
-from blockformer.engine.gpu_step import GPUStep
 from blockformer.engine.graphs import room_for
 from blockformer.engine.runtime import AcceleratorRuntime
 from blockformer.engine.search import MOST_LATE
+from blockformer.engine.step import GPUStep
 
 DECODERS = {
     "qwen3": {"num_key_value_heads": 2},
@@ -519,7 +519,7 @@ def test_alike_layers_are_compiled_once_with_joined_products(name, layers, monke
 
     in_aten = aot_autograd(fw_compiler=forward_of)
     monkeypatch.setattr(compiler, "_backend", lambda options, *given: in_aten(*given))
-    monkeypatch.setattr(sys.modules[__name__], "GPUStep", lambda model, is_compiled: gpu_step.GPUStep(model, True))
+    monkeypatch.setattr(sys.modules[__name__], "GPUStep", lambda model, is_compiled: step.GPUStep(model, True))
     types = DECODERS[name].get("layer_types", ["full_attention"])
     pair = make(name, num_hidden_layers=6, layer_types=6 // len(types) * types)
     assert_as_library(pair, **prompts([5]), max_new_tokens=4, do_sample=False, eos_token_id=None)

@@ -30,7 +30,7 @@ _LONGEST = 600.0  # seconds that a call waits for another thread's compiler; by 
 MOST_ROWS = 4
 # Tokens whose products are one step of the loop over values: a sum of four takes fewer additions in a row. By hand.
 BLOCK = 4
-# Queries that share a key, up to which each has a sum of its own in the loop over the keys; by hand.
+# Queries that share a key, up to which the loop over the keys has a sum for each; by hand.
 _MOST_QUERIES = 16
 
 

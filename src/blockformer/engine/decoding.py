@@ -38,9 +38,12 @@ _KNOWN = {
 }  # fmt: skip
 # Methods of the library's loop that this one does not call: a prefix comes in by the first.
 _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-# Fields of a config by which every call returns more, and of a call's settings.
-_COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
-_RETURNED_TOO = (*_COLLECTED[:2], "output_scores", "output_logits")
+# What this loop does not know of the settings of a call, and of a config's, by which every call returns more.
+_UNKNOWN = (
+    "output_hidden_states", "output_attentions", "output_router_logits", "output_scores", "output_logits",
+    "cache_implementation", "prefill_chunk_size", "is_assistant",
+)  # fmt: skip
+_UNKNOWN_OF_BEAMS = ("do_sample", "low_memory")
 _TOUCHED = "a module was replaced or wrapped, has a hook, another setting or kind of weight, or is in training mode"
 
 
@@ -50,13 +53,15 @@ class Decoding:
     Args:
         model: prepared, in evaluation mode and without gradients.
         device: the kind of device that it serves.
-        compiled: the steps that a CPU compiles.
-        captured: makes the step that a GPU captures, `GPUStep`; a CPU runs the same one as it is, for tests. Without
-            this and `compiled` a step is the model's own `forward`.
+        compiled: the class of the steps that a CPU compiles, `CompiledSteps`.
+        captured: the class of the step that a GPU captures, `GPUStep`; a CPU runs the same one as it is, for tests.
+            Without this and `compiled` a step is the model's own `forward`.
     """
 
-    def __init__(self, model, device: str, compiled=None, captured: Callable | None = None):
-        self._model, self._device, self.compiled, self._captured = model, device, compiled, captured
+    def __init__(self, model, device: str, compiled: Callable | None = None, captured: Callable | None = None):
+        self._arguments = (model, device, compiled, captured)
+        self._model, self._device, self._captured = model, device, captured
+        self.compiled: Any = None if compiled is None else compiled(model)
         self.by_graphs, self._by_model = captured is not None, compiled is None and captured is None
         self.fallbacks = Fallbacks(is_logged=not self._by_model)
         self._lock = threading.Lock()
@@ -65,8 +70,7 @@ class Decoding:
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        arguments = (self._model, self._device, self.compiled, self._captured)
-        return Decoding, (None, ""), arguments  # a copy captures graphs of its own
+        return Decoding, (None, ""), self._arguments  # a copy compiles and captures anew
 
     def __setstate__(self, state):
         self.__init__(*state)  # type: ignore[misc]
@@ -105,18 +109,15 @@ class Decoding:
         settings = named.get("generation_config")
         others = [name for name, value in named.items() if name not in _KNOWN and value is not None]
         others += [name for name, quiet in _SAYS_NOTHING.items() if named.get(name) not in quiet]
-        others += [name for name in _RETURNED_TOO if getattr(settings, name, False)]
-        unknown = ("prefill_chunk_size", "is_assistant", *(("do_sample", "low_memory") if beams_of(named) > 1 else ()))
-        others += [name for name in unknown if getattr(settings, name, None)]
-        others += [name for name in _COLLECTED if getattr(self._model.get_decoder().config, name, False)]
+        config = self._model.get_decoder().config
+        others += [name for each in (settings, config) for name in _UNKNOWN if getattr(each, name, None)]
+        others += [name for name in _UNKNOWN_OF_BEAMS if beams_of(named) > 1 and getattr(settings, name, None)]
         if input_ids.device.type != self._device or not is_enabled():
             raise OtherLoop(f"fast paths are off, or the prompt is not on '{self._device}'")
         if input_ids.shape[1] == 0:
             raise OtherLoop("the prompt has no token ids")
         if arguments or others:
             raise OtherLoop(f"{(*others, 'a positional argument')[0]} is given")
-        if getattr(settings, "cache_implementation", None) is not None:
-            raise OtherLoop(f"the cache is to be '{settings.cache_implementation}'")
         mask = named.get("decoder_attention_mask")
         if mask is not None and not mask.all():
             raise OtherLoop("the target is padded")

@@ -22,7 +22,6 @@ from .attention import (
 )
 from .choices import is_enabled
 from .decoding import Decoding
-from .gpu_step import GPUStep
 from .linear import PreparedQuantizedLinear, QuickLinear, can_be_quick
 from .packed import pack_weights, unpack_weights
 from .runtime import AcceleratorRuntime, LoadedRuntime, PreparedRuntime, TrainingRuntime, check_class
@@ -98,8 +97,7 @@ def prepare_for_inference(model, *, compile: bool = False):
         pack_weights(model)
     _give_runtime(model, PreparedRuntime)
     if writes and not hasattr(model.config, OF_HYBRID):  # layers with both keys and a state
-        steps = step.CompiledSteps(model) if compile else None
-        model.runtime = PreparedRuntime(Decoding(model, "cpu", steps))
+        model.runtime = PreparedRuntime(Decoding(model, "cpu", step.CompiledSteps if compile else None))
     if is_enabled():
         _put_in(model, _PREPARED)
     return model
@@ -142,7 +140,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if attention.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime = AcceleratorRuntime(Decoding(model, attention.DEVICE, captured=GPUStep))
+        model.runtime = AcceleratorRuntime(Decoding(model, attention.DEVICE, captured=step.GPUStep))
 
 
 def _make_plain(model) -> None:

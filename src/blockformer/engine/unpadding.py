@@ -215,7 +215,7 @@ def knows_unpadding(stack) -> bool:
 
 
 class KnowsUnpadding:
-    """Mixed into an attention: position terms of an unpadded row are those of each of its sequences."""
+    """Mixed into an attention: each sequence of an unpadded row has the position terms that it has by itself."""
 
     relative_keys: Any
     relative_bias: Any
@@ -236,7 +236,7 @@ class KnowsUnpadding:
             yield whole(*parts, mask, distances, torch.arange(parts[0].shape[2], device=query.device))
 
 
-# Scores of a sequence, times the width of all heads, up to which a matmul of its own costs more than padding it, on a
+# Scores of a sequence, times the width of all heads, up to which a separate matmul costs more than padding it, on a
 # CPU. By hand, between two measurements: BERT of 6 x 256 gains a third with rows of 3 to 6 tokens and nothing with 20
 # to 60.
 _SHORT = 1 << 19
@@ -278,7 +278,7 @@ def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
 def _side_by_side(unpadding, device):
     """The token in each slot of a padded batch, int64 [n, L], and each token's slot, int64 [N].
 
-    Third, which slots have a token of their own, bool [n, 1, 1, L]; None if all have.
+    Third, which slots are no padding, bool [n, 1, 1, L]; None if all have.
     """
     if unpadding.side_by_side is None:
         lengths = [length for length in unpadding.lengths if length]
