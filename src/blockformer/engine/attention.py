@@ -74,7 +74,7 @@ def _attend_without_padding(module, query, key, value, unpadding, scaling, dropo
     more = {name for name, value in kwargs.items() if value is not None and value is not False}
     if more <= _SAY_NO_MORE and (unpadding.masks is None or unpadding.bias is not None) and is_enabled():
         is_on_gpu = query.device.type == DEVICE and unpadding.starts is not None and unpadding.masks is None
-        if is_on_gpu and not dropout and has_kernel_for(query):
+        if is_on_gpu and not dropout and has_kernel(query.dtype, query.shape[-1], query.device):
             return attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
         if is_on_gpu or are_short(unpadding, query):
             settings = {"scaling": scaling, "dropout": dropout}
@@ -184,9 +184,9 @@ def shares_keys(query, key, attention_mask) -> bool:
     return is_step and _fits_kernel(query.dtype, query.shape[-1])
 
 
-def has_kernel_for(query) -> bool:
-    """Whether `attend_sequences` takes queries [1, H, N, D] of this device, dtype and head size."""
-    return _fits_kernel(query.dtype, query.shape[-1]) and kernel() is not None and _runs_kernel(query.device)
+def has_kernel(dtype, channels: int, device) -> bool:
+    """Whether `attend_sequences` takes heads of this dtype and size on this device."""
+    return _fits_kernel(dtype, channels) and kernel() is not None and _runs_kernel(device)
 
 
 def _fits_kernel(dtype, channels: int) -> bool:
@@ -291,17 +291,15 @@ def _names(function) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-def has_kernel_in(hidden_states, config) -> bool:
-    """Whether `attend_sequences` takes what attention makes of states [B, T, C], by their device and dtype."""
-    fits = is_half(hidden_states) and config.head_dim <= _MOST_CHANNELS and config.head_dim % 8 == 0
-    return fits and kernel() is not None and _runs_kernel(hidden_states.device)
+def is_half(states) -> bool:
+    """Whether matmuls of these states have 16 bits."""
+    return dtype_in(states) in _DTYPES
 
 
-def is_half(hidden_states) -> bool:
-    """Whether matmuls of these states have 16 bits, by their dtype or by autocast."""
-    device = hidden_states.device.type
-    is_cast = torch.is_autocast_enabled(device)
-    return (torch.get_autocast_dtype(device) if is_cast else hidden_states.dtype) in _DTYPES
+def dtype_in(states) -> torch.dtype:
+    """The dtype of matmuls of these states: autocast's, where that is on."""
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
 
 
 def _has_flex(hidden_states, config) -> bool:

@@ -173,7 +173,8 @@ def unpadding_of(stack, hidden_states, attention_mask, sequences: dict):
     """
     if not _has_plain_attention(stack):
         return None
-    has_kernel = attention.has_kernel_in(hidden_states, stack.config)
+    dtype = attention.dtype_in(hidden_states)
+    has_kernel = attention.has_kernel(dtype, stack.config.head_dim, hidden_states.device)
     starts, longest = sequences.get("cu_seq_lens_q"), sequences.get("max_length_q")
     has_starts = starts is not None and len(starts) > 1
     if attention_mask is None and has_starts and has_kernel and stack.config._attn_implementation == "sdpa":
