@@ -104,14 +104,14 @@ class TrainingRuntime(LoadedRuntime):
         return plan_without_padding(stack, inputs, unpadding)
 
     def layers(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named):
-        if (unpadding := unpadding_in(layer_inputs)) is None:
-            return self.run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
+        """The plain layers; an unpadded prompt's keys and values reach the cache in the padded form."""
+        cache, unpadding = named.get("past_key_values"), unpadding_in(layer_inputs)
+        if unpadding is None:
+            return stack.run_layers(hidden_states, encoder_hidden_states, layer_inputs, named)
+        if cache is not None:
+            named = {**named, "past_key_values": PaddingCache(cache, unpadding)}
         states = unpadding.gather(hidden_states)
-        return unpadding.scatter(self.run(stack, states, encoder_hidden_states, layer_inputs, named))
-
-    def run(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
-        """As `layers`, for states [B, T, C] or [1, N, C]."""
-        return stack.run_layers(hidden_states, encoder_hidden_states, layer_inputs, named)
+        return unpadding.scatter(stack.run_layers(states, encoder_hidden_states, layer_inputs, named))
 
 
 class PreparedRuntime(TrainingRuntime):
@@ -156,13 +156,6 @@ class AcceleratorRuntime(PreparedRuntime):
 
     def takes_prompts(self, cache):
         return is_empty(cache)
-
-    def run(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named):
-        """The plain layers; an unpadded prompt's keys and values reach the cache in the padded form."""
-        cache, unpadding = named.get("past_key_values"), unpadding_in(layer_inputs)
-        if unpadding is not None and cache is not None:
-            named = {**named, "past_key_values": PaddingCache(cache, unpadding)}
-        return super().run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
 
 
 def unpadding_of(stack, hidden_states, attention_mask, sequences: dict):
