@@ -91,9 +91,9 @@ def _ways(name: str, device: str) -> dict[str, Callable]:
         ways["flex attention"] = flexible
 
         def long(model):
-            from blockformer.engine import accelerator
+            from blockformer.engine import attention
 
-            accelerator._MANY_SCORES = 0.9 * LENGTH**2  # this prompt takes the way of long ones, a step does not
+            attention._MANY_SCORES = 0.9 * LENGTH**2  # this prompt takes the way of long ones, a step does not
             return copy.deepcopy(model).prepare_for_inference()
 
         ways["prepared, as a long context"] = long
@@ -103,9 +103,9 @@ def _ways(name: str, device: str) -> dict[str, Callable]:
 def skip_all_padding() -> None:
     """Of small batches, too, for which it does not pay."""
     project()
-    from blockformer.engine import accelerator
+    from blockformer.engine import runtime
 
-    accelerator._LEAST_WORK = accelerator._LEAST_WORK_OF_FLOAT32 = accelerator._LEAST_SHARE = 0
+    runtime._LEAST_WORK = runtime._LEAST_WORK_OF_FLOAT32 = runtime._LEAST_SHARE = 0
 
 
 def check(family: str, way: str, dtype: str, usual: float, ours: Callable[[], float | tuple[float, float]]) -> Check:

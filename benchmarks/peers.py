@@ -155,13 +155,9 @@ class _Work:
             yield make_row(shape.name, "prefill, prepared", dtype, length, 1, times, limit, peer=peer)
         workloads.compiled((ours, None))
         yield from self._decoding("decode, compiled", ours, theirs, dtype, peer)
-        ours.prepare_for_inference(compile=True, head_bits=8)
-        yield from self._decoding("decode, compiled, head in 8 bits", ours, theirs, dtype, peer, head_bytes=1)
         theirs.close()
 
-    def _decoding(
-        self, work: str, ours, theirs: gguf_model.GgufModel, dtype: str, peer: str, head_bytes: int = 2
-    ) -> Iterator[Row]:
+    def _decoding(self, work: str, ours, theirs: gguf_model.GgufModel, dtype: str, peer: str) -> Iterator[Row]:
         for context in self.contexts:
             ids = self._prompt(context)
             theirs.forget()
@@ -171,7 +167,7 @@ class _Work:
                 lambda context=context: _llama_steps(theirs, context, self.size.tokens),
                 self.size.rounds,
             )
-            limit = self._bytes_of_a_token(dtype, context, head_bytes) / (self.limits.read_gbs * 1e9)
+            limit = self._bytes_of_a_token(dtype, context) / (self.limits.read_gbs * 1e9)
             yield make_row(self.shape.name, work, dtype, context, 1, times, limit, peer=peer)
 
     def _prompt(self, length: int) -> torch.Tensor:
@@ -192,13 +188,12 @@ class _Work:
         attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
         return shape.layers * shape.hidden_size * (attention + 3 * shape.intermediate_size)
 
-    def _bytes_of_a_token(self, dtype: str, context: int, head_bytes: int) -> float:
-        """Weights and bfloat16 cache; of 4 bits with a scale of 2 bytes for each group, of 8 with one for each row."""
+    def _bytes_of_a_token(self, dtype: str, context: int) -> float:
+        """Weights and bfloat16 cache; of 4 bits with a scale of 2 bytes for each group."""
         shape = self.shape
         layers = self._layer_weights() * {"bfloat16": 2, "int4": 0.5 + 2 / GROUP}[dtype]
         cache = 4 * shape.layers * shape.kv_heads * shape.head_dim * (context + self.size.tokens / 2)
-        row = head_bytes * shape.hidden_size + (4 if head_bytes == 1 else 0)
-        return layers + shape.vocab_size * row + cache
+        return layers + 2 * shape.vocab_size * shape.hidden_size + cache
 
 
 def _llama_steps(model: gguf_model.GgufModel, context: int, tokens: int) -> list[float]:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn import functional as F
 
-from blockformer.engine import linear, low_bits, packed
+from blockformer.engine import linear, packed
 from blockformer.model.awq_linear import QuantizedLinear
 
 STEPS = (0.25, 0.5, 1, 2, 4)
@@ -57,8 +57,8 @@ def by_float32(rows: int) -> Pair:
 def by_four_bits(rows: int) -> Pair:
     """So many bfloat16 rows times 1,024 x 1,024 weights of 4 bits: PyTorch's matmul, or weights made for the call."""
     layer = QuantizedLinear(1024, 1024, False, 128)
-    copy, states = low_bits._Packed(layer), torch.randn(max(1, rows), 1024).bfloat16()
-    copy.make()
+    copy, states = linear.PackedCopy(layer), torch.randn(max(1, rows), 1024).bfloat16()
+    copy.refresh()
     return _each([layer], lambda each: copy.multiply(states), lambda each: each.plain_product(states))
 
 
@@ -71,7 +71,7 @@ THRESHOLDS: dict[str, tuple[int, Callable[[int], Pair]]] = {
     "linear._LEAST_WORK, multiplications": (linear._LEAST_WORK, by_onednn),
     "packed._LEAST_WEIGHTS[float32], weights": (packed._LEAST_WEIGHTS[torch.float32], by_packed),
     "linear._MANY_ROWS, rows": (linear._MANY_ROWS, by_float32),
-    "low_bits.MOST_PACKED_ROWS, rows": (low_bits.MOST_PACKED_ROWS, by_four_bits),
+    "linear.MOST_PACKED_ROWS, rows": (linear.MOST_PACKED_ROWS, by_four_bits),
 }
 
 

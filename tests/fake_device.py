@@ -21,8 +21,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from transformers.cache_utils import DynamicLayer
 
 import blockformer
-from blockformer.engine import accelerator, runtime
-from blockformer.engine import attention as engine_attention
+from blockformer.engine import attention, runtime
 from blockformer.model.stack import Stack
 
 _setup_privateuseone_for_python_backend("fakegpu")
@@ -292,11 +291,9 @@ def _without_lists(layer, key_states, value_states):
 
 def prepared():
     """The complaints about prepared models, whose padding is skipped: of a padded batch, and of what follows."""
-    accelerator.DEVICE, accelerator.kernel = DEVICE.type, lambda: kernel
-    accelerator._DTYPES, accelerator._LEAST_WORK = (torch.float32,), 0
-    is_full = accelerator.is_full
-    accelerator.is_full = lambda *given: is_full(*given) and False  # what is read here is always 1
-    for module in (accelerator, engine_attention, runtime):
+    attention.DEVICE, attention.kernel = DEVICE.type, lambda: kernel
+    attention._DTYPES, runtime._LEAST_WORK = (torch.float32,), 0
+    for module in (attention, runtime):
         module.is_enabled = lambda: True  # though operators are looked at
     DynamicLayer.lazy_initialization = _without_lists
     results = {}
@@ -327,7 +324,7 @@ def main():
         json.dump(prepared(), sys.stdout, indent=1)
         return
     if "--library-too" in sys.argv:
-        # On fake tensors the library's masks are made as for a graph; so they are made as on a real accelerator.
+        # On fake tensors the library's masks are made as for a graph; so they are made as on a real attention.
         masking_utils.is_tracing = lambda *_: False
     results = {}
     for name, *case in cases("--every" in sys.argv):

@@ -4,7 +4,7 @@ import pairs
 import torch
 from awq_layout import state_of, tensors
 
-from blockformer.engine.low_bits import PreparedQuantizedLinear
+from blockformer.engine.linear import PreparedQuantizedLinear
 from blockformer.model.awq_linear import QuantizedLinear
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}

@@ -15,7 +15,7 @@ import torch
 from pairs import assert_close
 from rich.console import Console
 
-from blockformer.engine import accelerator, choices
+from blockformer.engine import choices, runtime
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("psutil")
@@ -312,7 +312,7 @@ def test_a_wrong_answer_of_a_gpu_is_seen(benchmark, monkeypatch, tmp_path, capsy
         return SimpleNamespace(returncode=0, stderr="")
 
     for limit in ("_LEAST_WORK", "_LEAST_WORK_OF_FLOAT32", "_LEAST_SHARE"):  # which the checks change
-        monkeypatch.setattr(accelerator, limit, 0)
+        monkeypatch.setattr(runtime, limit, 0)
     monkeypatch.setattr(gpu_checks, "converted", wrong)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpu.subprocess, "run", child)

@@ -15,10 +15,10 @@ from torch import nn
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
-from blockformer.engine.few_rows import MOST_ROWS, Rows
+from blockformer.engine.compiler import MOST_ROWS, Rows
 from blockformer.engine.graphs import Prompt, Steps, room_for
-from blockformer.engine.step import uncompiled_field
-from blockformer.engine.step_functions import StepFunctions, StepLayers
+from blockformer.engine.step import StepLayers, uncompiled_field
+from blockformer.engine.step_functions import StepFunctions
 from blockformer.engine.step_parts import WRITTEN
 from blockformer.training import chunked_loss
 

@@ -12,7 +12,7 @@ from transformers import StaticCache
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import accelerator, attention
+from blockformer.engine import attention, runtime
 from blockformer.engine.prepare import _prepare_on_accelerator, _take_out
 from blockformer.engine.runtime import AcceleratorRuntime, TrainingRuntime
 from blockformer.model import stack
@@ -55,10 +55,10 @@ def calls(request, monkeypatch):
         return kernel
 
     made = counted()
-    monkeypatch.setattr(accelerator, "DEVICE", "cpu")
-    monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32, torch.bfloat16))
-    monkeypatch.setattr(accelerator, "_LEAST_WORK", 0)
-    monkeypatch.setattr(accelerator, "kernel", lambda: made)
+    monkeypatch.setattr(attention, "DEVICE", "cpu")
+    monkeypatch.setattr(attention, "_DTYPES", (torch.float32, torch.bfloat16))
+    monkeypatch.setattr(runtime, "_LEAST_WORK", 0)
+    monkeypatch.setattr(attention, "kernel", lambda: made)
     return seen
 
 
@@ -172,8 +172,8 @@ def test_what_a_cache_holds_already_is_not_a_prompt(calls):
         for cache in both:
             cache.reset()
     assert calls == [20] * 2
-    assert accelerator.is_empty(None)
-    assert not accelerator.is_empty(object())  # a cache of another kind
+    assert runtime.is_empty(None)
+    assert not runtime.is_empty(object())  # a cache of another kind
     calls.clear()
     assert_close(*(model(**given, use_cache=True, output_hidden_states=True).hidden_states[1][real]
                    for model in (quick, plain)))  # fmt: skip
@@ -182,10 +182,10 @@ def test_what_a_cache_holds_already_is_not_a_prompt(calls):
 
 @torch.no_grad()
 def test_without_a_kernel_sequences_are_padded_for_attention(monkeypatch):
-    monkeypatch.setattr(accelerator, "DEVICE", "cpu")
-    monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32,))
-    monkeypatch.setattr(accelerator, "_LEAST_WORK", 0)
-    monkeypatch.setattr(accelerator, "kernel", accelerator.kernel.__wrapped__)
+    monkeypatch.setattr(attention, "DEVICE", "cpu")
+    monkeypatch.setattr(attention, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(runtime, "_LEAST_WORK", 0)
+    monkeypatch.setattr(attention, "kernel", attention.kernel.__wrapped__)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
     for family in ("bert", "qwen3"):
         plain, quick = make(family)
@@ -203,9 +203,9 @@ def test_sequences_in_a_row_are_known_without_reading_them(calls, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "max", lambda *_: pytest.fail("the lengths are read"))
         patch.setattr(torch.Tensor, "tolist", lambda *_: pytest.fail("the lengths are read"))
-        patch.setattr(accelerator, "kernel", lambda: lambda query, *_, scale, window_size: calls.append(1) or query)
+        patch.setattr(attention, "kernel", lambda: lambda query, *_, scale, window_size: calls.append(1) or query)
         sequences = {"cu_seq_lens_q": starts, "max_length_q": 7}
-        found = accelerator.unpadding_of(quick, torch.zeros(1, 12, 32), None, sequences)
+        found = runtime.unpadding_of(quick, torch.zeros(1, 12, 32), None, sequences)
         assert found.starts.dtype is torch.int32
         states = torch.randn(1, 12, 4)
         assert torch.equal(found.scatter(found.gather(states)), states)
@@ -243,7 +243,7 @@ def test_what_asks_for_more_than_sequences_runs_padded(calls, monkeypatch):
 
 @torch.no_grad()
 def test_another_dtype_than_the_kernel_s_runs_padded(calls, monkeypatch):
-    monkeypatch.setattr(accelerator, "_DTYPES", (torch.bfloat16,))
+    monkeypatch.setattr(attention, "_DTYPES", (torch.bfloat16,))
     plain, quick = make("bert")
     given = batch(plain)
     quick(**given)
@@ -261,10 +261,10 @@ def test_another_dtype_than_the_kernel_s_runs_padded(calls, monkeypatch):
 @torch.no_grad()
 def test_without_the_kernel_only_attention_is_padded(family, monkeypatch):
     """In float32, for heads that it does not take, on older devices and in older PyTorch."""
-    monkeypatch.setattr(accelerator, "DEVICE", "cpu")
-    monkeypatch.setattr(accelerator, "_LEAST_WORK_OF_FLOAT32", 0)
-    monkeypatch.setattr(accelerator, "_LEAST_SHARE", 0)
-    monkeypatch.setattr(accelerator, "kernel", lambda: None)
+    monkeypatch.setattr(attention, "DEVICE", "cpu")
+    monkeypatch.setattr(runtime, "_LEAST_WORK_OF_FLOAT32", 0)
+    monkeypatch.setattr(runtime, "_LEAST_SHARE", 0)
+    monkeypatch.setattr(attention, "kernel", lambda: None)
     seen, attend = [], attention.attend_side_by_side
 
     def counted(plain, module, query, *args, **kwargs):
@@ -322,37 +322,37 @@ def test_small_batches_are_computed_as_they_are(calls, monkeypatch):
     given = batch(quick)
     work = given["input_ids"].numel() * quick.config.hidden_size**2
     for least, runs in ((work + 1, False), (work, True)):
-        monkeypatch.setattr(accelerator, "_LEAST_WORK", least)
+        monkeypatch.setattr(runtime, "_LEAST_WORK", least)
         quick(**given)
         assert bool(calls) is runs
 
 
 @torch.no_grad()
 def test_a_little_padding_stays_where_attention_is_padded_anyway(monkeypatch):
-    monkeypatch.setattr(accelerator, "DEVICE", "cpu")
-    monkeypatch.setattr(accelerator, "_LEAST_WORK_OF_FLOAT32", 0)
+    monkeypatch.setattr(attention, "DEVICE", "cpu")
+    monkeypatch.setattr(runtime, "_LEAST_WORK_OF_FLOAT32", 0)
     _, quick = make("bert")
     states, mask = torch.zeros(4, 10, 32), torch.ones(4, 10, dtype=torch.long)
     for padding, skips in ((9, False), (10, True)):
         mask[:2, 10 - padding // 2 :], mask[2, 10 - padding % 2 :] = 0, 0
-        assert (accelerator.unpadding_of(quick, states, mask, {}) is not None) is skips
+        assert (runtime.unpadding_of(quick, states, mask, {}) is not None) is skips
         mask.fill_(1)
 
 
 @pytest.fixture
 def flexes(monkeypatch):
     """The CPU taken for a GPU, flex attention uncompiled; gives the shape of the queries of each of its calls."""
-    seen, flex = [], accelerator.flex_attention
+    seen, flex = [], attention.flex_attention
 
     def counted(query, *args, **kwargs):
         seen.append(tuple(query.shape))
         return flex(query, *args, **kwargs)
 
-    monkeypatch.setattr(accelerator, "DEVICE", "cpu")
-    monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32,))
-    monkeypatch.setattr(accelerator, "_MANY_SCORES", 40 * 40)
-    monkeypatch.setattr(accelerator, "_has_triton", lambda: True)
-    monkeypatch.setattr(accelerator, "_flex", lambda: counted)
+    monkeypatch.setattr(attention, "DEVICE", "cpu")
+    monkeypatch.setattr(attention, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(attention, "_MANY_SCORES", 40 * 40)
+    monkeypatch.setattr(attention, "_has_triton", lambda: True)
+    monkeypatch.setattr(attention, "_flex", lambda: counted)
     keep_padding(monkeypatch)
     with torch.compiler.set_stance("force_eager"):
         yield seen
@@ -411,7 +411,7 @@ def test_long_prompts_with_caps_or_sinks_fill_the_cache(family, compile, flexes)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
 def test_long_contexts_under_autocast_whose_norms_widen_queries(flexes, monkeypatch):
-    monkeypatch.setattr(accelerator, "_DTYPES", (torch.bfloat16,))
+    monkeypatch.setattr(attention, "_DTYPES", (torch.bfloat16,))
     plain, quick = make("qwen3", **WIDE, attn_logit_softcapping=2.0)
     given = {"input_ids": token_ids(2, 45, vocab=97), "use_cache": False}
     with torch.autocast("cpu", torch.bfloat16):
@@ -435,9 +435,9 @@ def test_packed_rows_and_readied_masks_of_long_contexts(flexes, monkeypatch):
     flexes.clear()
     masks = dict.fromkeys(("full_attention", "sliding_attention"), torch.ones(45, 45).tril().bool()[None, None])
     assert_close(*(model(**given, attention_mask=masks).last_hidden_state for model in (quick, plain)))
-    monkeypatch.setattr(accelerator, "_has_triton", lambda: False)
+    monkeypatch.setattr(attention, "_has_triton", lambda: False)
     quick(**given)
-    monkeypatch.setattr(accelerator, "_has_triton", lambda: True)
+    monkeypatch.setattr(attention, "_has_triton", lambda: True)
     monkeypatch.setitem(attention.ALL_ATTENTION_FUNCTIONS, "sdpa", attention.plain)
     quick(**given)
     monkeypatch.setitem(attention.ALL_ATTENTION_FUNCTIONS, "sdpa", attention.sdpa_attention)
@@ -483,8 +483,8 @@ def test_a_batch_of_nothing_is_refused(calls):
 
 @pytest.mark.parametrize("compile", [False, True], ids=["plain", "compiled"])
 def test_shared_keys_are_not_repeated_for_a_token(compile, monkeypatch):
-    monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32,))
-    monkeypatch.setattr(accelerator, "has_kernel_for_shared_keys", lambda device: True)
+    monkeypatch.setattr(attention, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(attention, "has_kernel_for_shared_keys", lambda device: True)
     plain, quick = make("qwen3", "ForCausalLM", compile, num_attention_heads=4, num_key_value_heads=2)
     lengths, library_s = [], attention.plain
 
@@ -499,14 +499,14 @@ def test_shared_keys_are_not_repeated_for_a_token(compile, monkeypatch):
     lengths.clear()
     assert torch.equal(quick.generate(**prompt), expected)
     assert 1 not in lengths
-    assert type(quick.model.layers[0].self_attn) is accelerator.SharingAttention
+    assert type(quick.model.layers[0].self_attn) is attention.SharingAttention
     _take_out(quick)
     assert type(quick.model.layers[0].self_attn) is Attention
 
 
 def test_compiling_leaves_the_generation_settings_alone(monkeypatch, tmp_path):
     """So that a saved repo says nothing of it, and drafts, which need a cache that can be cropped, are taken."""
-    monkeypatch.setattr(accelerator, "DEVICE", "meta")
+    monkeypatch.setattr(attention, "DEVICE", "meta")
     model = on_meta()
     before = model.generation_config.to_dict()
     model.prepare_for_inference(compile=True)
@@ -516,12 +516,10 @@ def test_compiling_leaves_the_generation_settings_alone(monkeypatch, tmp_path):
     assert type(model.runtime) is TrainingRuntime
     with pytest.raises(ValueError, match="is for models that write text; this BlockformerEncoderModel does not"):
         on_meta("bert").prepare_for_inference(compile=True)
-    with pytest.raises(ValueError, match="a model on the CPU that writes text"):
-        model.prepare_for_inference(compile=True, head_bits=8)
 
 
 def test_it_explains_itself(monkeypatch):
-    monkeypatch.setattr(accelerator, "has_kernel_for_shared_keys", lambda device: True)
+    monkeypatch.setattr(attention, "has_kernel_for_shared_keys", lambda device: True)
     _, model = make("qwen3", "ForCausalLM", compile=True)
     parts = {part.name: f"{part.way} {part.reason}" for part in blockformer.explain(model).parts}
     assert "CUDA graph" in parts["one more token"]
@@ -548,23 +546,19 @@ def test_older_devices_compute_the_padding(monkeypatch):
     ):
         monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
-        assert accelerator._runs_kernel.__wrapped__(device) is runs
-    assert accelerator._runs_kernel.__wrapped__(torch.device("cpu"))
+        assert attention._runs_kernel.__wrapped__(device) is runs
+    assert attention._runs_kernel.__wrapped__(torch.device("cpu"))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["bert", "qwen3", "marian"])
-def test_a_full_batch_is_known_before_anything_is_computed(family, calls, monkeypatch):
+def test_a_full_batch_is_computed_as_it_is(family, calls, monkeypatch):
     model, other = make(family)
     batch = {"input_ids": token_ids(3, 9) % 97, "attention_mask": torch.ones(3, 9, dtype=torch.long)}
     batch |= {"decoder_input_ids": token_ids(3, 4) % 97} if family == "marian" else {}
     monkeypatch.setattr(stack, "check_inputs", lambda *given: False)  # a GPU's masks are not read there
-    found, look = [], AcceleratorRuntime.unpadding
-    monkeypatch.setattr(AcceleratorRuntime, "unpadding", lambda *given: found.append(given) or look(*given))
     assert_close(other(**batch).last_hidden_state, model(**batch).last_hidden_state)
-    assert not found, "there is nothing to look for"
     assert not calls
     batch["attention_mask"][1, :4] = 0
     other(**batch)
-    assert len(found) == 1
     assert calls

@@ -8,8 +8,8 @@ from test_decoding import make, prompts, with_loop
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
 
 import blockformer
-from blockformer.engine import beam_search, graphs
-from blockformer.engine.beam_search import BeamSearch
+from blockformer.engine import graphs, search
+from blockformer.engine.search import BeamSearch
 
 ENDS = [*range(2, 9)]
 SETTINGS = {
@@ -197,7 +197,7 @@ def test_the_largest_are_found_by_blocks(vocabulary):
     logits[1, 40:48] += 9  # of one block
     logits[2, 5:] = -torch.inf
     for count in (1, 8, 16):
-        values, tokens = beam_search._largest(logits, count)
+        values, tokens = search._largest(logits, count)
         expected = logits.topk(count)
         assert torch.equal(values, expected.values)
         finite = expected.values.isfinite()

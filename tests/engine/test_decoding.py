@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import sys
 import threading
 
 import pytest
@@ -25,11 +26,12 @@ from transformers import (
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import call, compiler, decoding, graphs
+from blockformer.engine import compiler, decoding, graphs, step
 from blockformer.engine.decoding import Decoding
 from blockformer.engine.graphs import room_for
 from blockformer.engine.runtime import AcceleratorRuntime
-from blockformer.engine.sampling import MOST_LATE
+from blockformer.engine.search import MOST_LATE
+from blockformer.engine.step import GPUStep
 
 DECODERS = {
     "qwen3": {"num_key_value_heads": 2},
@@ -82,7 +84,7 @@ def with_loop(model):
     for module in model.modules():
         if hasattr(module, "runtime"):
             module.runtime = AcceleratorRuntime()
-    model.runtime = AcceleratorRuntime(Decoding(model, "cpu", by_graphs=True))
+    model.runtime = AcceleratorRuntime(Decoding(model, "cpu", captured=GPUStep))
     return model
 
 
@@ -259,10 +261,10 @@ def test_what_a_tokenizer_s_streamer_prints_changes_no_model(tiny_tokenizer):
     """So that compiled steps need not be looked after."""
     stop = StopStringCriteria(tiny_tokenizer, ["zz"])
     streamer = TextStreamer(tiny_tokenizer)
-    assert not call._may_be_own(streamer)
-    assert not call._may_be_own(stop)
-    assert call._may_be_own(Streamer())
-    assert call._may_be_own(PrefixConstrainedLogitsProcessor(lambda row, text: [3], 1))
+    assert not decoding._may_be_own(streamer)
+    assert not decoding._may_be_own(stop)
+    assert decoding._may_be_own(Streamer())
+    assert decoding._may_be_own(PrefixConstrainedLogitsProcessor(lambda row, text: [3], 1))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "qwen3_5_text", "bamba"])
@@ -517,8 +519,7 @@ def test_alike_layers_are_compiled_once_with_joined_products(name, layers, monke
 
     in_aten = aot_autograd(fw_compiler=forward_of)
     monkeypatch.setattr(compiler, "_backend", lambda options, *given: in_aten(*given))
-    parts = decoding.GPUStep
-    monkeypatch.setattr(decoding, "GPUStep", lambda model, is_compiled: parts(model, is_compiled=True))
+    monkeypatch.setattr(sys.modules[__name__], "GPUStep", lambda model, is_compiled: step.GPUStep(model, True))
     types = DECODERS[name].get("layer_types", ["full_attention"])
     pair = make(name, num_hidden_layers=6, layer_types=6 // len(types) * types)
     assert_as_library(pair, **prompts([5]), max_new_tokens=4, do_sample=False, eos_token_id=None)

@@ -10,7 +10,7 @@ from pairs import left_padded, token_ids
 from sizes import STRONG
 
 import blockformer
-from blockformer.engine import accelerator
+from blockformer.engine import attention
 from blockformer.model.delta_rule import delta_rule_by_chunk, delta_rule_by_token
 
 STATES = {
@@ -53,9 +53,9 @@ class StandIns:
 def fla(monkeypatch):
     """Stand-ins in the place of the package, for tensors on a CPU."""
     stand_ins = StandIns()
-    monkeypatch.setattr(accelerator, "RULE_DEVICES", ("cpu",))
+    monkeypatch.setattr(attention, "RULE_DEVICES", ("cpu",))
     found = (stand_ins.chunk_gated_delta_rule, stand_ins.fused_recurrent_gated_delta_rule)
-    monkeypatch.setattr(accelerator, "rule_kernels", lambda: found)
+    monkeypatch.setattr(attention, "rule_kernels", lambda: found)
     return stand_ins
 
 
@@ -68,7 +68,7 @@ def model(dtype=torch.bfloat16, **more):
 def without(monkeypatch, run):
     """What a run gives without kernels."""
     with monkeypatch.context() as patch:
-        patch.setattr(accelerator, "rule_kernels", lambda: None)
+        patch.setattr(attention, "rule_kernels", lambda: None)
         return run()
 
 
@@ -165,9 +165,9 @@ def test_a_token_that_learns_and_a_traced_graph_go_without(fla, monkeypatch):
 
 
 def test_a_package_that_is_missing_or_broken_is_left_out(monkeypatch, caplog):
-    accelerator.rule_kernels.cache_clear()
-    assert accelerator.rule_kernels() is None  # no GPU here, or no such package
-    monkeypatch.setattr(accelerator, "is_flash_linear_attention_available", lambda: True)
+    attention.rule_kernels.cache_clear()
+    assert attention.rule_kernels() is None  # no GPU here, or no such package
+    monkeypatch.setattr(attention, "is_flash_linear_attention_available", lambda: True)
     stand_ins = StandIns()
     module = types.ModuleType("fla.ops.gated_delta_rule")
     module.chunk_gated_delta_rule = stand_ins.chunk_gated_delta_rule
@@ -175,10 +175,10 @@ def test_a_package_that_is_missing_or_broken_is_left_out(monkeypatch, caplog):
     for name in ("fla", "fla.ops"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", module)
-    accelerator.rule_kernels.cache_clear()
-    assert accelerator.rule_kernels() == (module.chunk_gated_delta_rule, module.fused_recurrent_gated_delta_rule)
+    attention.rule_kernels.cache_clear()
+    assert attention.rule_kernels() == (module.chunk_gated_delta_rule, module.fused_recurrent_gated_delta_rule)
     del module.chunk_gated_delta_rule
-    accelerator.rule_kernels.cache_clear()
-    assert accelerator.rule_kernels() is None
+    attention.rule_kernels.cache_clear()
+    assert attention.rule_kernels() is None
     assert "fla is installed and cannot be imported" in caplog.text
-    accelerator.rule_kernels.cache_clear()
+    attention.rule_kernels.cache_clear()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from blockformer.engine import compiler, few_rows
-from blockformer.engine.compiler import without_repeats
-from blockformer.engine.few_rows import Rows
-from blockformer.engine.step_functions import StepLayers, StepLinear, twin
+from blockformer.engine import compiler
+from blockformer.engine.compiler import Rows, without_repeats
+from blockformer.engine.step import StepLayers, StepLinear
+from blockformer.engine.step_functions import twin
 
 ROWS = {"one": (1, Rows(1)), "three": (3, Rows(3)), "two to four": (3, Rows(4, varies=True))}
 
@@ -88,7 +88,7 @@ def test_attention_of_few_tokens_is_the_library_s(dtype, heads, queries, length)
     seen[2] = False  # a text of nothing but padding
     bias = torch.randn(1, heads * 2, 1, length)
     for mask in (seen, bias.masked_fill(~seen, torch.finfo(dtype).min)):
-        found = few_rows.attend(query, key, value, mask, 0.3)
+        found = compiler.attend(query, key, value, mask, 0.3)
         parts = [part.double() for part in (query, key, value)]
         exact = mask if mask.dtype is torch.bool else mask.double()
         expected = nn.functional.scaled_dot_product_attention(*parts, exact, scale=0.3, enable_gqa=True)

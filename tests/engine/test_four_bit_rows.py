@@ -6,8 +6,8 @@ import pytest
 import torch
 from quantized_layers import layer_of, low_of, pair
 
-from blockformer.engine.few_rows import MOST_ROWS, Rows
-from blockformer.engine.low_bits import OrderedLinear
+from blockformer.engine.compiler import MOST_ROWS, Rows
+from blockformer.engine.linear import OrderedLinear
 from blockformer.model.awq_linear import QuantizedLinear
 
 
@@ -15,7 +15,7 @@ def ordered_of(*arguments, rows=None, **settings):
     """A layer's copy in a loop's order, and its plain twin in float32."""
     layer, plain = layer_of(*arguments, **settings)
     ordered = OrderedLinear(layer)
-    ordered.make()
+    ordered.refresh()
     ordered.rows = rows
     return ordered, plain
 
@@ -43,18 +43,19 @@ def test_few_rows_are_those_of_plain_weights(inputs, group, dtype, bias):
 @torch.no_grad()
 def test_the_copies_follow_the_weights():
     model = pair()[0].prepare_for_inference(compile=True)
-    layers, ordered = low_of(model), model.runtime.decoding.compiled._ordered
+    layers, steps = low_of(model), model.runtime.decoding.compiled
     assert layers
-    assert [each for copy in ordered.copies for each in copy.layers] == list(layers)
+    assert list(steps._ordered) == layers
+    copies = list(steps._ordered.values())
 
     def numbers():
-        ordered.refresh()
-        return [each.ordered_numbers.clone() for each in ordered.copies]
+        steps.refresh()
+        return [each.ordered_numbers.clone() for each in copies]
 
     first = numbers()
-    held = [each.ordered_numbers for each in ordered.copies]
-    ordered.refresh()
-    assert all(each.ordered_numbers is kept for each, kept in zip(ordered.copies, held, strict=True))  # none is made
+    held = [each.ordered_numbers for each in copies]
+    steps.refresh()
+    assert all(each.ordered_numbers is kept for each, kept in zip(copies, held, strict=True))  # none is made
     other = copy.deepcopy(model)
     for layer in low_of(other):
         layer.qweight.random_(-(2**31), 2**31 - 1)
@@ -75,11 +76,12 @@ def test_the_copy_is_none_of_the_model_s():
     model = pair()[0]
     names = set(model.state_dict())
     model.prepare_for_inference(compile=True)
-    model.runtime.decoding.compiled._ordered.refresh()
+    model.runtime.decoding.compiled.refresh()
     assert set(model.state_dict()) == names
     assert not any("ordered" in name for name, _ in model.named_buffers())
     assert model.runtime.decoding.compiled.bytes_of_copies() > 0
-    copies = copy.deepcopy(model).runtime.decoding.compiled._ordered.copies
-    assert not any(list(each.buffers()) for each in copies)
+    copies = copy.deepcopy(model).runtime.decoding.compiled._ordered
+    assert copies
+    assert not any(list(each.buffers()) for each in copies.values())
     model.prepare_for_training()
     assert {type(layer) for layer in low_of(model)} == {QuantizedLinear}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from quantized_layers import prepared_of
 
-from blockformer.engine import low_bits
-from blockformer.engine.low_bits import PreparedQuantizedLinear
+from blockformer.engine import linear
+from blockformer.engine.linear import PreparedQuantizedLinear
 
 
 def assert_near(found, expected):
@@ -83,7 +83,7 @@ def test_the_packed_copy_follows_weights_that_come_to_lie_at_the_same_place():
 
 @torch.no_grad()
 def test_where_pytorch_has_no_such_matmul(monkeypatch):
-    monkeypatch.setattr(low_bits, "_IS_THERE", False)
+    monkeypatch.setattr(linear, "_IS_THERE", False)
     layer, plain = prepared_of(48, 192, 32)
     states = torch.randn(2, 192).bfloat16()
     assert_near(layer(states), plain(states.float()))

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 import blockformer
 from blockformer.engine import choices, runtime
-from blockformer.engine.low_bits import PreparedQuantizedLinear
+from blockformer.engine.linear import PreparedQuantizedLinear
 from blockformer.engine.packed import PackedLinear
 from blockformer.model.awq_linear import QuantizedLinear
 

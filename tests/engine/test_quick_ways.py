@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 
 import blockformer
 from blockformer.engine import attention as quick_attention
-from blockformer.engine import choices, low_bits
+from blockformer.engine import choices
 from blockformer.engine import linear as quick_linear
 from blockformer.engine.linear import QuickLinear
 from blockformer.model import attention
@@ -212,9 +212,8 @@ def test_the_switch_comes_before_private_interfaces(monkeypatch):
     def gone():
         raise AttributeError("no such thing in this PyTorch")
 
-    for module in (quick_linear, low_bits):
-        monkeypatch.setattr(module, "is_transformed", gone)
+    monkeypatch.setattr(quick_linear, "is_transformed", gone)
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     layer, states = nn.Linear(64, 32), torch.randn(2, 64)
     assert torch.equal(linear(layer, states), layer(states))
-    assert low_bits.PreparedQuantizedLinear(64, 32, False, 64)(states).shape == (2, 32)
+    assert quick_linear.PreparedQuantizedLinear(64, 32, False, 64)(states).shape == (2, 32)

@@ -19,10 +19,10 @@ import blockformer
 from blockformer import preset
 from blockformer.engine import choices, compiler, step, step_functions
 from blockformer.engine.attention import PreparedAttention
-from blockformer.engine.few_rows import BLOCK, Rows
+from blockformer.engine.compiler import BLOCK, Rows
 from blockformer.engine.runtime import TrainingRuntime
-from blockformer.engine.step import CompiledSteps
-from blockformer.engine.step_functions import StepExperts, StepFunctions, StepLayers, twin
+from blockformer.engine.step import CompiledSteps, StepExperts, StepLayers
+from blockformer.engine.step_functions import StepFunctions, twin
 from blockformer.watched import Modules
 
 # On a busy machine the compiler may take minutes for one step, and some tests compile four.

@@ -15,7 +15,7 @@ from quantized_layers import SIZES, layer_of, low_of, pair, prepared_of, prepare
 from safetensors.torch import save_file
 
 import blockformer
-from blockformer.engine.low_bits import unpack
+from blockformer.engine.linear import unpack
 from blockformer.model import awq_linear
 from blockformer.model.awq_linear import QuantizedLinear, dequantize
 

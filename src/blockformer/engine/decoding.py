@@ -8,22 +8,28 @@ B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabula
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers.generation import GenerationMixin
+from transformers import PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerateDecoderOnlyOutput,
+    GenerationMixin,
+    MaxLengthCriteria,
+)
 
+from ..model.compat import CACHE
 from ..watched import Modules, is_watched
-from .attention import is_in_use
-from .beam_search import BeamSearch
-from .call import Call, are_equal, beams_of
+from .attention import PreparedAttention, is_in_use
 from .choices import Fallbacks, OtherLoop, is_enabled
-from .gpu_step import GPUStep
-from .graphs import Steps, room_for
-from .sampling import Sampling
-from .step import CompiledSteps
-from .step_parts import WRITTEN
+from .graphs import ModelStep, Prompt, Steps, room_for
+from .search import BeamSearch, Sampling
+from .step_parts import WRITTEN, has_state, held_by, keeps_state
 
+_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 _MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that write at once
 _SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}
 _KNOWN = {
@@ -32,9 +38,12 @@ _KNOWN = {
 }  # fmt: skip
 # Methods of the library's loop that this one does not call: a prefix comes in by the first.
 _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-# Fields of a config by which every call returns more, and of a call's settings.
-_COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
-_RETURNED_TOO = (*_COLLECTED[:2], "output_scores", "output_logits")
+# What this loop does not know of the settings of a call, and of a config's, by which every call returns more.
+_UNKNOWN = (
+    "output_hidden_states", "output_attentions", "output_router_logits", "output_scores", "output_logits",
+    "cache_implementation", "prefill_chunk_size", "is_assistant",
+)  # fmt: skip
+_UNKNOWN_OF_BEAMS = ("do_sample", "low_memory")
 _TOUCHED = "a module was replaced or wrapped, has a hook, another setting or kind of weight, or is in training mode"
 
 
@@ -44,23 +53,24 @@ class Decoding:
     Args:
         model: prepared, in evaluation mode and without gradients.
         device: the kind of device that it serves.
-        compiled: the steps that a CPU compiles.
-        by_graphs: whether a GPU captures the steps; a CPU runs the same ones as they are, for tests. Without this and
-            `compiled` a step is the model's own `forward`.
+        compiled: the class of the steps that a CPU compiles, `CompiledSteps`.
+        captured: the class of the step that a GPU captures, `GPUStep`; a CPU runs the same one as it is, for tests.
+            Without this and `compiled` a step is the model's own `forward`.
     """
 
-    def __init__(self, model, device: str, compiled: CompiledSteps | None = None, by_graphs: bool = False):
-        self._model, self._device, self.compiled, self.by_graphs = model, device, compiled, by_graphs
-        self._by_model = compiled is None and not by_graphs
+    def __init__(self, model, device: str, compiled: Callable | None = None, captured: Callable | None = None):
+        self._arguments = (model, device, compiled, captured)
+        self._model, self._device, self._captured = model, device, captured
+        self.compiled: Any = None if compiled is None else compiled(model)
+        self.by_graphs, self._by_model = captured is not None, compiled is None and captured is None
         self.fallbacks = Fallbacks(is_logged=not self._by_model)
         self._lock = threading.Lock()
-        self._parts: GPUStep | None = None
+        self._parts: Any = None
         self._watched: Modules | None = None
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        arguments = (self._model, self._device, self.compiled, self.by_graphs)
-        return Decoding, (None, ""), arguments  # a copy captures graphs of its own
+        return Decoding, (None, ""), self._arguments  # a copy compiles and captures anew
 
     def __setstate__(self, state):
         self.__init__(*state)  # type: ignore[misc]
@@ -94,23 +104,20 @@ class Decoding:
                 if steps.parts is self._parts and self.by_graphs:
                     self._free = [*self._free[-_MOST_FREE + 1 :], steps]
 
-    def _checked(self, model, input_ids, arguments, named) -> Call:
+    def _checked(self, model, input_ids, arguments, named) -> "Call":
         """The call, or `OtherLoop` with what this loop does not know."""
         settings = named.get("generation_config")
         others = [name for name, value in named.items() if name not in _KNOWN and value is not None]
         others += [name for name, quiet in _SAYS_NOTHING.items() if named.get(name) not in quiet]
-        others += [name for name in _RETURNED_TOO if getattr(settings, name, False)]
-        unknown = ("prefill_chunk_size", "is_assistant", *(("do_sample", "low_memory") if beams_of(named) > 1 else ()))
-        others += [name for name in unknown if getattr(settings, name, None)]
-        others += [name for name in _COLLECTED if getattr(self._model.get_decoder().config, name, False)]
+        config = self._model.get_decoder().config
+        others += [name for each in (settings, config) for name in _UNKNOWN if getattr(each, name, None)]
+        others += [name for name in _UNKNOWN_OF_BEAMS if beams_of(named) > 1 and getattr(settings, name, None)]
         if input_ids.device.type != self._device or not is_enabled():
             raise OtherLoop(f"fast paths are off, or the prompt is not on '{self._device}'")
         if input_ids.shape[1] == 0:
             raise OtherLoop("the prompt has no token ids")
         if arguments or others:
             raise OtherLoop(f"{(*others, 'a positional argument')[0]} is given")
-        if getattr(settings, "cache_implementation", None) is not None:
-            raise OtherLoop(f"the cache is to be '{settings.cache_implementation}'")
         mask = named.get("decoder_attention_mask")
         if mask is not None and not mask.all():
             raise OtherLoop("the target is padded")
@@ -134,7 +141,7 @@ class Decoding:
                 raise OtherLoop("beams begin with different texts")
         return call
 
-    def _check_steps(self, call: Call) -> None:
+    def _check_steps(self, call: "Call") -> None:
         """Have a call written by compiled steps, or on a CPU, where these cannot be used, by the model's own.
 
         Raises:
@@ -164,7 +171,7 @@ class Decoding:
         """Whether something in a model would see that a prompt is read once for all of its beams."""
         return not is_in_use(model.config) or is_watched(model) or any(each.training for each in model.modules())
 
-    def _read(self, call: Call):
+    def _read(self, call: "Call"):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
         if not self.by_graphs:
@@ -184,10 +191,196 @@ class Decoding:
                 self._parts.undo()
                 self._parts, self._free = None, []
             if self._parts is None:
-                self._parts = GPUStep(call.model, is_compiled=self._device != "cpu")
+                assert self._captured is not None
+                self._parts = self._captured(call.model, is_compiled=self._device != "cpu")
             free = next((steps for steps in self._free if steps.fits(prompt, room)), None)
             if free is not None:
                 self._free.remove(free)
         steps = free or Steps(self._parts, prompt, room, scores.shape[-1])
         steps.begin(prompt, call.input_ids, call.ends, call.pad)
         return steps, scores
+
+
+class Call:
+    """A call of `generate`: what is to be read, and how tokens are chosen.
+
+    Attributes:
+        cache: the library's that the caller sees afterwards, or None.
+        problem: why the model itself has written a part of the text, or None.
+        is_late: whether the host goes on before it knows a token.
+        held: how many tokens the buffers hold.
+        watched: the modules that the steps were compiled of; None if a step is the model's own.
+
+    Args:
+        by_graphs: whether the steps are a GPU's.
+    """
+
+    def __init__(self, model, input_ids, named: dict, by_graphs: bool):
+        self.model, self.input_ids, self._named = model, input_ids, named
+        self.watched: Modules | None = None
+        self.problem: str | None = None
+        self._by_graphs, self.held = by_graphs, input_ids.shape[1]
+        self.settings = named["generation_config"]
+        self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
+        self.streamer, self.beams = named.get("streamer"), beams_of(named)
+        sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
+        self.kind, self.shares_source = (len(input_ids) // sharing, sharing), sharing > 1
+        self.longest = self.criteria.max_length or self.settings.max_length
+        ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
+        self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
+        pad = self.settings._pad_token_tensor
+        self.pad = 0 if pad is None else int(pad)
+        self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
+        self.runs_code = any(map(_may_be_own, (*self.processors, *self.criteria, self.streamer)))
+        # What a streamer of the caller's does to a model counts from the next token on.
+        self.is_late = by_graphs and not _may_be_own(self.streamer)
+        self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
+        self._has_dict = getattr(self.settings, "return_dict_in_generate", False)
+        self.cache = seen_cache(named)
+        self._past = 0
+        if self.cache is not None:
+            self._past = tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late=by_graphs)
+
+    def _fresh(self, cache):
+        """On a CPU the model's own, of which windows need less memory."""
+        if not self._by_graphs:
+            cache = self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
+        return cache
+
+    def by_model(self, beams: int = 1) -> "ModelStep":
+        """Steps by the model's `forward`, with so many beams that share a source."""
+        if not self.model.config.is_encoder_decoder:
+            return ModelStep(self.model, {})
+        source = {name: self._named.get(name) for name in ("encoder_outputs", "attention_mask")}
+        can_share = all(isinstance(layer.cross_attn, PreparedAttention) for layer in self.model.get_decoder().layers)
+        return ModelStep(self.model, source, beams if can_share else 1)
+
+    def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
+        """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
+        is_compiled = self.watched is not None and not isinstance(steps.parts, ModelStep)
+        if is_compiled and self.runs_code and not self.watched.are_untouched():
+            self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
+        try:
+            steps.advance(length, greedy)
+        except OtherLoop as reason:
+            self._go_on_plainly(steps, str(reason))
+            steps.advance(length, greedy)
+        self.held = length
+
+    def _go_on_plainly(self, steps: Steps, problem: str) -> None:
+        self.problem, steps.parts = problem, self.by_model()
+
+    def fill(self, steps: Steps, length: int) -> None:
+        """Have the caller's cache, if there is one, hold so many tokens of the text."""
+        if self.cache is not None:
+            steps.fill(self.cache, self.input_ids.shape[1], length)
+
+    def returned(self, text, steps: Steps):
+        """What `generate` is to return for a text [B, S]; the caller's cache holds all of it but the last token."""
+        self.fill(steps, text.shape[1] - 1)
+        return GenerateDecoderOnlyOutput(sequences=text, past_key_values=self.cache) if self._has_dict else text
+
+    def read(self):
+        """The prompt in a cache of the library's, and float32 scores [B, V] of the next token."""
+        named, config = self._named, self.model.config
+        mask = named.get("attention_mask")
+        rows, length = self.input_ids.shape
+        first = slice(None, None, self.beams)  # a prompt is read once for all of its beams
+        if config.is_encoder_decoder:
+            cache = self._fresh(EncoderDecoderCache(DynamicCache(), DynamicCache()))
+            output = self.model(
+                encoder_outputs=(named["encoder_outputs"][0][first],), decoder_input_ids=self.input_ids[first],
+                attention_mask=None if mask is None else mask[first],
+                past_key_values=cache, use_cache=True, logits_to_keep=1,
+            )  # fmt: skip
+            visible = self.input_ids.new_ones(rows, length, dtype=torch.bool)
+            positions = self.input_ids.new_full((rows, 1), length)
+            source_mask = None if mask is None else mask != 0
+            prompt = Prompt(cache.self_attention_cache, visible, positions, cache.cross_attention_cache, source_mask)
+        else:
+            keeps = any(map(keeps_state, self.model.get_decoder().layers))
+            cache = self.cache
+            if cache is None:
+                cache = self._fresh(DynamicCache(config=config) if keeps else DynamicCache())
+            positions = named.get("position_ids")
+            if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
+                raise OtherLoop("the attention mask is not [batch, length]")
+            inputs = {"input_ids": self.input_ids[:, self._past :], "attention_mask": mask, "position_ids": positions}
+            if positions is not None:
+                inputs["position_ids"] = positions[:, self._past - length :]
+            inputs = {name: None if each is None else each[first] for name, each in inputs.items()}
+            output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            visible = self.input_ids.new_ones(rows, length, dtype=torch.bool) if mask is None else mask != 0
+            last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
+            prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
+        logits = output.logits[:, -1].to(copy=True, dtype=torch.float32).repeat_interleave(self.beams, 0)
+        is_whole = self.watched is None or len(prompt.layers) == len(self.model.get_decoder().layers)
+        if logits.shape[0] != rows or not is_whole:
+            raise OtherLoop("the cache does not hold this model's keys and values")
+        return prompt, logits
+
+
+def _may_be_own(part) -> bool:
+    """Whether a processor, a criterion or a streamer runs code from outside of the library, its own or one it holds."""
+    if part is None:
+        return False
+    held = (each for each in vars(part).values() if not isinstance(each, PreTrainedTokenizerBase))
+    return type(part).__module__.partition(".")[0] != "transformers" or any(map(callable, held))
+
+
+def are_equal(rows, beams: int) -> bool:
+    """Whether each `beams` rows of [B * n, ...] are equal."""
+    groups = rows.unflatten(0, (-1, beams))
+    return torch.equal(groups, groups[:, :1].expand_as(groups))
+
+
+def beams_of(named: dict) -> int:
+    """How many beams the arguments of a loop ask for."""
+    return getattr(named.get("generation_config"), "num_beams", None) or 1
+
+
+def seen_cache(named: dict):
+    """The cache that the caller sees after a call of `generate` with these arguments of its loop; None if none is seen.
+
+    Raises:
+        OtherLoop: it is of another kind than a decoder's without beams.
+    """
+    cache, settings = named.get(CACHE), named["generation_config"]
+    is_returned = getattr(settings, "return_dict_in_generate", False)
+    if cache is None or (getattr(cache, "is_of_generate", False) and not is_returned):
+        return None
+    if type(cache) is not DynamicCache or cache.offloading or (getattr(settings, "num_beams", None) or 1) > 1:
+        raise OtherLoop("return_dict_in_generate is given" if is_returned else f"a {type(cache).__name__} is given")
+    return cache
+
+
+def tokens_in(cache, stack, input_ids, named: dict, is_late: bool) -> int:
+    """How many of the prompt's tokens int [B, T] a cache holds.
+
+    Args:
+        stack: the decoder.
+        named: arguments of the loop.
+        is_late: whether tokens may be written after the end of the text, which no state can take back.
+
+    Raises:
+        OtherLoop: its layers are of another kind, or it does not hold the beginning of this prompt in this model.
+    """
+    layers = cache.layers
+    if not all(type(layer) in _LAYERS or has_state(layer) for layer in layers):
+        raise OtherLoop("a cache of layers of another kind is given")
+    if is_late and any(map(has_state, layers)):
+        raise OtherLoop("a cache with states is given")
+    keys = [held_by(layer)[0] for layer in layers if has_state(layer) or layer.is_initialized]
+    keys = [each for each in keys if each is not None]
+    if not keys:
+        return 0
+    (rows, length), weight = input_ids.shape, stack.embed_tokens.weight
+    kinds = {(len(each), each.dtype, each.device) for each in keys}
+    mask, settings = named.get("attention_mask"), named["generation_config"]
+    seen = getattr(settings, "_mask_length", -1) if mask is None else mask.shape[1]  # a prompt may begin behind it
+    held = next(layer.get_seq_length() for layer in layers if not has_state(layer))
+    if len(keys) != len(stack.layers) or kinds != {(rows, weight.dtype, weight.device)} or seen != length:
+        raise OtherLoop("a cache is given that does not hold the beginning of the prompt")
+    if not 0 < held < length:
+        raise OtherLoop("a cache is given that holds no less than the prompt")
+    return held

@@ -11,9 +11,8 @@ from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from ..watched import is_watched
 from . import choices
-from .accelerator import SharingAttention
-from .linear import QuickLinear
-from .low_bits import PreparedQuantizedLinear
+from .attention import SharingAttention
+from .linear import PreparedQuantizedLinear, QuickLinear
 from .packed import PackedLinear
 from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime, check_class
 from .step import can_compile, uncompiled_field

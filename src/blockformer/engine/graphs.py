@@ -1,4 +1,4 @@
-"""A decoder's next token on a GPU: one CUDA graph over layers that are compiled once for all that are alike.
+"""The buffers of a text, into which a step writes: a compiled one, the model's own, or on a GPU a CUDA graph of it.
 
 B rows, S tokens that a graph looks at, R room of the buffers, E room for an encoder's states, K key/value heads, D head
 size, C hidden size, V vocabulary.
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-from .few_rows import BLOCK
-from .step_parts import WRITTEN, has_state, held_by
+from .compiler import BLOCK
+from .search import choose, log_sums
+from .step_parts import WRITTEN, State, has_state, held_by
 
 _LEAST_ROOM = 128  # slots, by hand: a text of a hundred tokens needs one graph
 
@@ -279,3 +280,95 @@ def _zeros(like, sizes, dim: int, room: int, lead: int = 0):
     """
     sizes = [*sizes[:dim], lead + room, *sizes[dim + 1 :]]
     return torch.zeros(sizes, dtype=like.dtype, device=like.device).narrow(dim, lead, room)
+
+
+class ModelStep:
+    """The model itself: its `forward` reads the new tokens, with a cache that lies in the buffers of `Steps`.
+
+    Args:
+        model: as the caller has it by now.
+        source: what an encoder-decoder's `forward` gets of its source, by name; the states have a row for each beam.
+        beams: rows that share the keys and values of their source, by `PreparedAttention`.
+    """
+
+    can_be_captured = False
+    cut = ()
+
+    def __init__(self, model, source: dict, beams: int = 1):
+        self._model, self._source, self.beams = model, source, beams
+        self.choose, self.log_sums = choose, log_sums
+        self._cache: DynamicCache | EncoderDecoderCache | None = None
+
+    def logits(self, steps, seen: int):
+        """The logits [B, 1, V] of the new tokens in `Steps`, which see so many slots."""
+        if self._cache is None:
+            self._cache = self._in_buffers(steps, seen - 1)
+            self._is_padded = not bool(steps.visible[:, : seen - 1].all())
+        cached = {"past_key_values": self._cache, "use_cache": True, "return_dict": True}
+        if self._source:
+            return self._model(decoder_input_ids=steps.ids, **self._source, **cached).logits
+        mask = steps.visible[:, :seen].long() if self._is_padded else None
+        return self._model(input_ids=steps.ids, attention_mask=mask, position_ids=steps.positions, **cached).logits
+
+    def slots_for(self, length: int) -> int:
+        """How many slots a step of so many tokens sees."""
+        return length
+
+    def _in_buffers(self, steps, length: int):
+        """A cache of the library's kind of so many tokens."""
+        cache = DynamicCache()
+        for pair, keeps, window in zip(steps.buffers, steps.has_state, steps.windows, strict=True):
+            if keeps:
+                cache.layers.append(State(pair))
+            else:
+                in_buffers = _InBuffers(pair, length) if window is None else _WindowInBuffers(pair, length, window)
+                cache.layers.append(in_buffers)
+        if not self._source:
+            return cache
+        cross, source_length = DynamicCache(), self._source["encoder_outputs"][0].shape[1]
+        times = len(steps.ids) // (len(steps.sources[0][0]) * self.beams)
+        for index, pair in enumerate(steps.sources):
+            states = (each[:, :, :source_length].repeat_interleave(times, 0) for each in pair)
+            cross.update(*states, index)
+        return EncoderDecoderCache(cache, cross)
+
+
+class _InBuffers(DynamicLayer):
+    """A layer's keys and values [B, K, S, D] as views of two buffers [B, K, R, D], which the new token is written into.
+
+    Args:
+        pair: the buffers, in a list that gets larger ones when they are full.
+        length: how many tokens they hold.
+    """
+
+    def __init__(self, pair: list, length: int, *window: int):
+        super().__init__(*window)
+        self._pair, self.is_initialized = pair, True
+        self.dtype, self.device = pair[0].dtype, pair[0].device
+        self._hold(length)
+
+    def _hold(self, length: int) -> None:
+        self._length, first = length, self._first_of(length)
+        self.keys, self.values = (buffer[:, :, first:length] for buffer in self._pair)
+
+    def _first_of(self, length: int) -> int:
+        """The first of so many tokens that a new one may see."""
+        return 0
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Write the key and value of one token [B, K, 1, D]; return all that it sees."""
+        for buffer, states in zip(self._pair, (key_states, value_states), strict=True):
+            buffer[:, :, self._length : self._length + 1] = states
+        self._hold(self._length + 1)
+        return self.keys, self.values
+
+
+class _WindowInBuffers(_InBuffers, DynamicSlidingWindowLayer):
+    """The same of a layer with a window."""
+
+    def _hold(self, length):
+        self.cumulative_length = length
+        super()._hold(length)
+
+    def _first_of(self, length):
+        return max(0, length - self.sliding_window)

@@ -40,8 +40,8 @@ class PackedWeight(torch.Tensor):
     """A parameter [O, I] whose numbers are in oneDNN's own layout; there is no plain copy.
 
     To all others it is that matrix. An operator that reads it gets plain numbers for as long as it runs; a view of it
-    holds plain numbers of its own. Whatever would write to either is refused. The address of its memory is 0, as of all
-    tensors that have none.
+    holds a plain copy of its numbers. Whatever would write to either is refused. The address of its memory is 0, as of
+    all tensors that have none.
 
     Args:
         numbers: in oneDNN's layout; a view's numbers are plain.

@@ -1,7 +1,5 @@
 """Prepare a model for inference, or for training."""
 
-from typing import Literal
-
 from torch import nn
 
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
@@ -13,18 +11,18 @@ from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.runtime import PACKAGE
 from ..watched import is_bare
-from . import accelerator, step
+from . import attention, step
 from .attention import (
     PreparedAttention,
     PreparedLatentAttention,
+    SharingAttention,
     UnpaddedAttention,
     UnpaddedDisentangledAttention,
     sdpa_attention,
 )
 from .choices import is_enabled
 from .decoding import Decoding
-from .linear import QuickLinear, can_be_quick
-from .low_bits import PreparedQuantizedLinear, check_head
+from .linear import PreparedQuantizedLinear, QuickLinear, can_be_quick
 from .packed import pack_weights, unpack_weights
 from .runtime import AcceleratorRuntime, LoadedRuntime, PreparedRuntime, TrainingRuntime, check_class
 
@@ -37,7 +35,7 @@ _PREPARED = {
     LatentAttention: PreparedLatentAttention,
     nn.Linear: QuickLinear,
 }
-_ON_ACCELERATOR = {Attention: accelerator.SharingAttention}
+_ON_ACCELERATOR = {Attention: SharingAttention}
 _TRAINED = {
     Attention: UnpaddedAttention,
     DisentangledAttention: UnpaddedDisentangledAttention,
@@ -46,12 +44,7 @@ _TRAINED = {
 _ALL = (_PREPARED, _ON_ACCELERATOR, _TRAINED)
 
 
-def prepare_for_inference(
-    model,
-    *,
-    compile: bool = False,
-    head_bits: Literal[8] | None = None,
-):
+def prepare_for_inference(model, *, compile: bool = False):
     """Make a model faster at inference, on its present device.
 
     On a CPU, weights are packed for the processor, matmuls of few rows are split, and half precision is multiplied in
@@ -70,14 +63,10 @@ def prepare_for_inference(
             kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds for a small decoder
             on two busy cores; later processes read the code from PyTorch's own cache (`TORCHINDUCTOR_CACHE_DIR`).
             Prompts are read layer by layer, and a model that does not write is prepared as without `compile`. Weights
-            stay plain and are read as they are, so a changed weight is followed. 4-bit weights and a head in 8 bits are
-            held twice; the copies follow their weights, except when single numbers of a head, or less than a sixteenth
-            of its rows or columns, are written through `.data`, when 4-bit weights are written through `.data`, or when
-            tensors of inference mode are written to. Models with classes and attention functions from outside of
-            Blockformer, PyTorch and transformers run uncompiled. On CUDA, `generate` writes by CUDA graphs.
-        head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
-            reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
-            up to 6%. The first token reads the plain head, which is kept.
+            stay plain and are read as they are, so a changed weight is followed. 4-bit weights are held twice; the
+            copies follow their weights, except when these are written through `.data`, or are tensors of inference mode
+            and written to. Models with classes and attention functions from outside of Blockformer, PyTorch and
+            transformers run uncompiled. On CUDA, `generate` writes by CUDA graphs.
 
     Returns:
         The model, in evaluation mode.
@@ -86,14 +75,11 @@ def prepare_for_inference(
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that has 4-bit weights in groups of an odd number, layers of different
             heads, widths or inputs, latent attention (on a CPU) or (unless it is an encoder) pruned heads, is on a
-            device without a compiler, or is on a GPU and does not write; `head_bits` other than 8, without `compile`,
-            or for a model that does not write, is not on the CPU, is in float64 or has a head that is not plain.
+            device without a compiler, or is on a GPU and does not write.
     """
     check_class(model)
     if compile:
         _check_compiles(model)
-    if head_bits is not None:
-        _check_head_bits(model, head_bits, compile)
     model.eval()
     if not hasattr(model, "_trainable"):
         model._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -111,8 +97,7 @@ def prepare_for_inference(
         pack_weights(model)
     _give_runtime(model, PreparedRuntime)
     if writes and not hasattr(model.config, OF_HYBRID):  # layers with both keys and a state
-        steps = step.CompiledSteps(model, head_bits) if compile else None
-        model.runtime = PreparedRuntime(Decoding(model, "cpu", steps))
+        model.runtime = PreparedRuntime(Decoding(model, "cpu", step.CompiledSteps if compile else None))
     if is_enabled():
         _put_in(model, _PREPARED)
     return model
@@ -152,10 +137,10 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if not is_enabled():
         return
     _give_runtime(model, AcceleratorRuntime)
-    if accelerator.has_kernel_for_shared_keys(model.device):
+    if attention.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime = AcceleratorRuntime(Decoding(model, accelerator.DEVICE, by_graphs=True))
+        model.runtime = AcceleratorRuntime(Decoding(model, attention.DEVICE, captured=step.GPUStep))
 
 
 def _make_plain(model) -> None:
@@ -171,7 +156,7 @@ def _check_compiles(model) -> None:
         raise ValueError(
             f"compile=True is not supported with {name}={getattr(model.config, name)!r}: prepare the model without it."
         )
-    if model.device.type == accelerator.DEVICE:
+    if model.device.type == attention.DEVICE:
         if not step.can_compile(model):
             raise ValueError(
                 f"compile=True on '{model.device}' is for models that write text; this {type(model).__name__} does "
@@ -199,18 +184,6 @@ def _check_compiles(model) -> None:
             "compile=True with pruned_heads needs an encoder without relative positions: prepare the model without it, "
             "or pass it through blockformer.restore_heads."
         )
-
-
-def _check_head_bits(model, head_bits, compile: bool) -> None:
-    """Refuse another number of bits, and models without compiled steps to read them."""
-    if head_bits != 8:
-        raise ValueError(f"head_bits must be 8 or None, not {head_bits!r}.")
-    if not compile or not step.can_compile(model) or model.device.type != "cpu":
-        raise ValueError(
-            f"head_bits=8 needs compile=True and a model on the CPU that writes text; this is a {type(model).__name__} "
-            f"on '{model.device}', with compile={compile}."
-        )
-    check_head(model)
 
 
 def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
@@ -251,5 +224,5 @@ def plug_in() -> None:
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
     PACKAGE["usual_runtime"] = lambda usual, model: LoadedRuntime()
     PACKAGE["prepare_for_inference"] = lambda usual, model, **options: prepare_for_inference(model, **options)
-    PACKAGE["apply_rule"] = accelerator.apply_rule
+    PACKAGE["apply_rule"] = attention.apply_rule
     PACKAGE["prepare_for_training"] = lambda usual, model: prepare_for_training(model)

@@ -3,15 +3,18 @@
 import torch
 from transformers.utils import logging
 
+from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.runtime import Runtime
 from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
 from ..watched import is_watched
-from . import accelerator
+from . import attention
 from .attention import is_in_use
 from .choices import is_enabled, is_switched_on
 from .unpadding import (
+    PaddingCache,
+    Unpadding,
     find_unpadding,
     is_recording,
     knows_unpadding,
@@ -20,6 +23,11 @@ from .unpadding import (
 )
 
 logger = logging.get_logger(__name__)
+
+# Tokens of a batch, times the square of the width, from which on the device and not the host is what takes time, and so
+# skipping pays: measured on an H200, where a layer of BERT keeps the host busy for half a millisecond.
+_LEAST_WORK, _LEAST_WORK_OF_FLOAT32 = 8e9, 1.1e9
+_LEAST_SHARE = 0.25  # of padding, by hand: below it, attention side by side costs what the other layers save
 
 
 class LoadedRuntime(Runtime):
@@ -96,14 +104,14 @@ class TrainingRuntime(LoadedRuntime):
         return plan_without_padding(stack, inputs, unpadding)
 
     def layers(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named):
-        if (unpadding := unpadding_in(layer_inputs)) is None:
-            return self.run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
+        """The plain layers; an unpadded prompt's keys and values reach the cache in the padded form."""
+        cache, unpadding = named.get("past_key_values"), unpadding_in(layer_inputs)
+        if unpadding is None:
+            return stack.run_layers(hidden_states, encoder_hidden_states, layer_inputs, named)
+        if cache is not None:
+            named = {**named, "past_key_values": PaddingCache(cache, unpadding)}
         states = unpadding.gather(hidden_states)
-        return unpadding.scatter(self.run(stack, states, encoder_hidden_states, layer_inputs, named))
-
-    def run(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
-        """As `layers`, for states [B, T, C] or [1, N, C]."""
-        return stack.run_layers(hidden_states, encoder_hidden_states, layer_inputs, named)
+        return unpadding.scatter(stack.run_layers(states, encoder_hidden_states, layer_inputs, named))
 
 
 class PreparedRuntime(TrainingRuntime):
@@ -137,26 +145,61 @@ class PreparedRuntime(TrainingRuntime):
 class AcceleratorRuntime(PreparedRuntime):
     """A stack on a GPU: its attention takes sequences of any length, without padding, and long ones with caps."""
 
-    def hides_nothing(self, stack, attention_mask, past_key_values):
-        return accelerator.is_full(stack, attention_mask, past_key_values)
-
     def unpadding(self, stack, inputs):
-        unpadding = accelerator.unpadding_of(stack, inputs.hidden_states, inputs.attention_mask, inputs.named)
-        return super().unpadding(stack, inputs) if unpadding is None else unpadding
+        if inputs.hidden_states.device.type != attention.DEVICE:  # the model has been moved
+            return super().unpadding(stack, inputs)
+        return unpadding_of(stack, inputs.hidden_states, inputs.attention_mask, inputs.named)
 
     def masks(self, stack, inputs):
         is_plain = not isinstance(inputs.attention_mask, dict) and is_in_use(stack.config)
-        return accelerator.block_masks(stack, inputs) if is_plain else None
+        return attention.block_masks(stack, inputs) if is_plain else None
 
     def takes_prompts(self, cache):
-        return accelerator.is_empty(cache)
+        return is_empty(cache)
 
-    def run(self, stack, hidden_states, encoder_hidden_states, layer_inputs, named):
-        """The plain layers; an unpadded prompt's keys and values reach the cache in the padded form."""
-        cache, unpadding = named.get("past_key_values"), unpadding_in(layer_inputs)
-        if unpadding is not None and cache is not None:
-            named = {**named, "past_key_values": accelerator.PaddingCache(cache, unpadding)}
-        return super().run(stack, hidden_states, encoder_hidden_states, layer_inputs, named)
+
+def unpadding_of(stack, hidden_states, attention_mask, sequences: dict):
+    """Where the real tokens of a batch [B, T, C] on a GPU lie, or None if its padding is computed.
+
+    It waits for the device, to count them; not at all if the caller says where sequences begin and how long the
+    longest one is (`cu_seq_lens_q`, `max_length_q`).
+    """
+    if not _has_plain_attention(stack):
+        return None
+    dtype = attention.dtype_in(hidden_states)
+    has_kernel = attention.has_kernel(dtype, stack.config.head_dim, hidden_states.device)
+    starts, longest = sequences.get("cu_seq_lens_q"), sequences.get("max_length_q")
+    has_starts = starts is not None and len(starts) > 1
+    if attention_mask is None and has_starts and has_kernel and stack.config._attn_implementation == "sdpa":
+        return Unpadding(hidden_states.shape[:2], None, None, starts.int(), None if longest is None else int(longest))
+    tokens, width = hidden_states.shape[:2].numel(), stack.config.hidden_size
+    if attention_mask is None or not _is_large(tokens, hidden_states, stack.config):
+        return None
+    least = 0 if has_kernel else int(_LEAST_SHARE * tokens * width**2)
+    return find_unpadding(stack.config, attention_mask, None, least, attention.DEVICE)
+
+
+def is_empty(cache) -> bool:
+    """Whether a cache (None: a fresh one) is known to hold nothing, without waiting for the device.
+
+    A layer with a state does not say whether it holds something; some layer always has keys.
+    """
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
+    return cache is None or (layers is not None and not any(getattr(each, "is_initialized", False) for each in layers))
+
+
+def _has_plain_attention(stack) -> bool:
+    """Whether attention looks at queries, keys and whole sequences only, and values are as wide as keys."""
+    config = stack.config
+    has_terms = adds_to_scores(config.position_type) or config.attn_logit_softcapping is not None
+    has_terms = has_terms or config.kv_lora_rank is not None or config.is_varied
+    return not (has_terms or config.attention_sinks or "sliding_attention" in config.layer_types) and is_enabled()
+
+
+def _is_large(tokens: int, states, config) -> bool:
+    """Whether so many tokens keep the device busy for longer than the host, in the dtype of `states`."""
+    least = _LEAST_WORK if attention.is_half(states) else _LEAST_WORK_OF_FLOAT32
+    return tokens * config.hidden_size**2 >= least
 
 
 def check_class(model) -> None:

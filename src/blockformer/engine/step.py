@@ -1,28 +1,118 @@
-"""The compiled functions of a CPU by which a model writes one more token, one set for each kind of batch.
+"""The steps by which a model writes one more token, a CPU's and a GPU's: which copies of its layers each has.
 
-n beams of a source, V vocabulary.
+A CPU's are loops or a library's matmuls, one set of compiled functions for each kind of batch. A GPU, which captures
+its step, has joined matmuls.
+
+n beams of a source; I inputs and O outputs of a linear layer, N tokens, k experts of a token, E experts.
 """
 
+import copy
 import functools
 import threading
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 from transformers.utils import logging
 
+from ..model.attention import Attention
 from ..model.awq_linear import QuantizedLinear
+from ..model.experts import Experts
 from ..model.hybrid import OF_HYBRID
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
-from ..watched import unknown_code
-from .choices import OtherLoop
-from .compiler import has_compiler
-from .few_rows import MOST_ROWS, Rows
-from .low_bits import Following, OrderedLinear, RoundedHead
-from .step_functions import NO_CODE, StepFunctions, StepLayers
+from ..watched import is_bare, unknown_code
+from .attention import PreparedAttention, StepAttention
+from .choices import ONEDNN, OtherLoop, is_faster
+from .compiler import MOST_ROWS, Rows, as_rows, compiled, computed_once, has_compiler, rows_of
+from .linear import OrderedLinear, QuickLinear, by_onednn_in_a_graph, in_columns
+from .search import choose
+from .step_functions import NO_CODE, StepFunctions
 
 logger = logging.get_logger(__name__)
+# Names of sibling layers with the same input.
+_GROUPS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    tuple(f"in_proj_{part}" for part in "qkvzba"),
+    tuple(f"in_proj_{part}" for part in ("z", "v", "k", "q", "dt")),
+)
+
+
+class StepLinear(nn.Linear):
+    """A linear layer for as many rows as a step has: states [..., I] -> [..., O], summed in float32.
+
+    Attributes:
+        rows: the number that its loop is for; None if it uses `matmul`, for any number.
+        matmul: a library's, of states, weight and bias.
+    """
+
+    rows: Rows | None = None
+    matmul: Callable = staticmethod(F.linear)
+
+    def forward(self, states):
+        """As `F.linear`."""
+        if self.rows is None:
+            return self.matmul(states, self.weight, self.bias)
+        weight = self.weight.float()
+        return as_rows([(weight * row).sum(-1) for row in rows_of(states, self.rows)], states, self.rows, self.bias)
+
+
+class StepExperts(Experts):
+    """`Experts` of which a token reads only the weights that it passes through."""
+
+    def forward(self, tokens, experts, weights):
+        """Tokens [N, C] by the experts int64 [N, k], each with its weight [N, k]."""
+        inner = self._apply_gate(_products(tokens[:, None], self.first_proj, self.gate_up_proj_bias, experts))
+        output = _products(inner, self.down_proj, self.down_proj_bias, experts)
+        return (output * weights[..., None]).sum(1).to(tokens.dtype)
+
+
+def _products(states, matrices, biases, experts) -> torch.Tensor:
+    """States [N, 1 or k, I] of N tokens times the matrices [E, O, I] of experts int64 [N, k] -> float32 [N, k, O]."""
+    # As a loop whose index is looked up the compiler copies no matrix.
+    products = (matrices[experts].float() * computed_once(states)[:, :, None]).sum(-1)
+    return products if biases is None else products + biases[experts].float()
+
+
+_CLASSES = {
+    nn.Linear: StepLinear,
+    QuickLinear: StepLinear,
+    Experts: StepExperts,
+    Attention: StepAttention,
+    PreparedAttention: StepAttention,
+}
+
+
+class StepLayers:
+    """Makes a CPU's step layers from a model's layers.
+
+    Args:
+        rows: of a step; None: any number.
+        dtype: of the model.
+        in_place: layers and their replacements, which hold 4-bit weights in another order.
+    """
+
+    def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
+        self.in_place = in_place
+        self.matmul: Callable = F.linear
+        if dtype is torch.float32:
+            self.matmul = by_onednn_in_a_graph if is_faster(ONEDNN, dtype) else in_columns
+        self.rows = None if dtype is torch.float64 else rows
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        """A module with the same parameters and parts, or a copy of its replacement."""
+        own: Any = copy.copy(self.in_place.get(module, module))
+        own.__class__ = _CLASSES.get(type(own), type(own))
+        if isinstance(own, StepLinear):
+            own.matmul = self.matmul
+        if isinstance(own, StepLinear) or module in self.in_place:
+            own.rows = self.rows
+        return own
 
 
 class CompiledSteps:
@@ -30,32 +120,22 @@ class CompiledSteps:
 
     Args:
         model: a model that writes, in evaluation mode and without gradients.
-        head_bits: 8 for a head that is rounded where a step is for few rows.
     """
 
-    def __init__(self, model, head_bits: int | None = None):
-        self._model, self._head_bits = model, head_bits
+    def __init__(self, model):
+        self._model = model
         self._functions: dict[tuple, StepFunctions | None] = {}
         self._lock = threading.Lock()
-
-    def __reduce__(self):
-        return CompiledSteps, (None,), (self._model, self._head_bits)  # a copy compiles functions of its own
-
-    def __setstate__(self, state):
-        self.__init__(*state)  # type: ignore[misc]
 
     @functools.cached_property
     def _unknown_code(self):
         return unknown_code(self._model)
 
     @functools.cached_property
-    def _ordered(self) -> Following:
+    def _ordered(self) -> dict[nn.Module, OrderedLinear]:
+        """A copy in a loop's order of each layer of 4-bit weights."""
         layers = [module for module in self._stack.modules() if isinstance(module, QuantizedLinear)]
-        return Following([OrderedLinear(layer) for layer in layers])
-
-    @functools.cached_property
-    def _rounded(self) -> Following:
-        return Following([RoundedHead(self._model.lm_head)] if self._head_bits else [], sampled=True)
+        return {layer: OrderedLinear(layer) for layer in layers}
 
     @functools.cached_property
     def _stack(self):
@@ -63,12 +143,12 @@ class CompiledSteps:
 
     def refresh(self) -> None:
         """Update the copies of weights that have changed."""
-        self._ordered.refresh()
-        self._rounded.refresh()
+        for layer in self._ordered.values():
+            layer.refresh()
 
     def bytes_of_copies(self) -> int:
         """Of weights in another layout, held in addition to the plain ones."""
-        return self._ordered.nbytes + self._rounded.nbytes
+        return sum(layer.nbytes for layer in self._ordered.values())
 
     def kinds(self) -> list[tuple[str, int]] | None:
         """The kinds of batches, see `explain`, that there is code for; None before the first one."""
@@ -110,11 +190,135 @@ class CompiledSteps:
             logger.warning_once(f"found no C++ compiler, so the model runs uncompiled: {fix}.")
             return None
         rows = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True)}.get(sources)
-        in_place = {layer: copy for copy in self._ordered.copies for layer in copy.layers}
-        if rows is not None:
-            in_place |= {layer: copy for copy in self._rounded.copies for layer in copy.layers}
-        copied = StepLayers(rows, self._model.dtype, in_place)
+        copied = StepLayers(rows, self._model.dtype, self._ordered)
         return StepFunctions(self._model, beams, copied=copied, device="cpu")
+
+
+class GPUStep(StepFunctions):
+    """A step for a GPU, which captures it. A graph reads whole buffers, and a row for each beam.
+
+    Args:
+        model: a decoder with a language model head, or an encoder-decoder.
+        is_compiled: whether the parts are compiled; a CPU runs them as they are.
+    """
+
+    def __init__(self, model, is_compiled: bool):
+        if (unknown := unknown_code(model)) is not None:
+            raise OtherLoop(f"the model contains code of another package: {unknown}")
+        stack = model.get_decoder()
+        if stack.passes > 1:
+            raise OtherLoop("layers share their weights")
+        self._joined = join(stack.layers)
+        in_place: dict[nn.Module, nn.Module] = {
+            layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
+        }
+
+        def copied(module: nn.Module) -> nn.Module:
+            return copy.copy(in_place.get(module, module))
+
+        device = "cuda" if is_compiled else None
+        super().__init__(model, written=1, copied=copied, device=device)
+        self.choose = choose if device is None else compiled(choose, device)
+        self._model, self.cut = model, []
+        self._captured_at = self._addresses()
+
+    def are_current(self) -> bool:
+        """Whether every weight still lies where the graphs read it."""
+        return self._captured_at == self._addresses()
+
+    def undo(self) -> None:
+        """Take the joined products apart."""
+        for product in self._joined:
+            product.undo()
+
+    def _addresses(self) -> list[tuple[int, int]]:
+        """Which tensors the weights are, and where; a quantized one, whose numbers are in other tensors, is at 0."""
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
+
+
+class JoinedProduct:
+    """Linear layers that read the same states as one matrix: queries, keys and values; gate and up.
+
+    The plain weights become views of the joined matrix. So nothing is held twice, a state dict stays as it is, and what
+    writes to a plain weight writes to the joined one.
+
+    Args:
+        layers: plain layers of as many inputs, each with a bias or none of them.
+    """
+
+    def __init__(self, layers: list[nn.Linear]):
+        self.layers = layers
+        self.weight = self._joined([layer.weight for layer in layers])
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        self.bias = self._joined(biases) if biases else None
+
+    @staticmethod
+    @torch.no_grad()
+    def _joined(tensors) -> nn.Parameter:
+        """One tensor of these, which become views of it."""
+        with torch.inference_mode(False):
+            whole = torch.cat([tensor.detach() for tensor in tensors])
+            for tensor, part in zip(tensors, whole.split([len(tensor) for tensor in tensors]), strict=True):
+                tensor.data = part
+        return nn.Parameter(whole, requires_grad=False)
+
+    def parts(self) -> list[nn.Module]:
+        """A module in place of each layer."""
+        ends = torch.tensor([layer.out_features for layer in self.layers]).cumsum(0).tolist()
+        starts = [0, *ends[:-1]]
+        return [PartOfProduct(self.weight, self.bias, start, end) for start, end in zip(starts, ends, strict=True)]
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Give each layer its own memory again."""
+        for layer in self.layers:
+            for tensor in (layer.weight, layer.bias):
+                if tensor is not None:
+                    tensor.data = tensor.data.clone()
+
+
+class PartOfProduct(nn.Module):
+    """Some outputs of a joined product: states [..., I] -> [..., end - start].
+
+    Each part names the whole product, which the compiler computes once: see `compiler.without_repeats`.
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, start: int, end: int):
+        super().__init__()
+        self.weight, self.bias, self.start, self.end = weight, bias, start, end
+
+    def forward(self, states):
+        """The product, cut."""
+        return F.linear(states, self.weight, self.bias)[..., self.start : self.end]
+
+
+def join(module: nn.Module) -> list[JoinedProduct]:
+    """Join what can be in a module: the joined products, in the order of the modules that hold them."""
+    joined = []
+    for parent in module.modules():
+        for names in _GROUPS:
+            layers = [parent._modules.get(name) for name in names]
+            if _can_join(layers):
+                joined.append(JoinedProduct(layers))  # type: ignore[arg-type]
+    return joined
+
+
+def _can_join(layers: list) -> bool:
+    """Whether layers are plain, different, and alike but for their outputs."""
+    if not all(
+        type(layer) is nn.Linear and is_bare(layer) and not hasattr(layer, "parametrizations") for layer in layers
+    ):
+        return False
+    weights = [layer.weight for layer in layers]
+    kinds = {(type(weight), weight.dtype, weight.device, weight.shape[1]) for weight in weights}
+    has_bias = {layer.bias is None for layer in layers}
+    return (
+        len({*map(id, weights)}) == len(weights)
+        and len(kinds) == 1
+        and len(has_bias) == 1
+        and kinds.pop()[0] is nn.Parameter
+    )
 
 
 def uncompiled_field(config) -> str | None:

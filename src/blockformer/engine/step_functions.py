@@ -1,31 +1,24 @@
 """A step as functions of tensors, compiled: its first part, the layers and the last part.
 
-The layers are copies of the same parameters, in which matmuls of few rows are loops.
+The layers are copies of the same parameters, in which matmuls may be computed in another way.
 
 B rows, n beams of a source, S tokens with the new one, R room of a cache, E source length, K key/value heads, D head
-size, V vocabulary; I inputs and O outputs of a linear layer, N tokens, k experts of a token, E experts.
+size, V vocabulary.
 """
 
 import copy
 import itertools
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers.utils import logging
 
-from ..model.attention import Attention
-from ..model.experts import Experts
 from ..model.positions import rotations_of
-from .attention import PreparedAttention, StepAttention
-from .choices import ONEDNN, OtherLoop, is_faster
-from .compiler import compiled, is_of_compiler, progress
-from .few_rows import BLOCK, Rows, as_rows, computed_once, rows_of
-from .linear import QuickLinear, by_onednn_in_a_graph, in_columns
-from .sampling import choose, log_sums
+from .choices import OtherLoop
+from .compiler import BLOCK, compiled, is_of_compiler, progress
+from .search import choose, log_sums
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
 
 logger = logging.get_logger(__name__)
@@ -34,78 +27,6 @@ _COMPILING = threading.Lock()
 # Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function. By
 # hand: more in one function take longer to compile, in proportion.
 _SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
-
-
-class StepLinear(nn.Linear):
-    """A linear layer for as many rows as a step has: states [..., I] -> [..., O], summed in float32.
-
-    Attributes:
-        rows: the number that its loop is for; None if it uses `matmul`, for any number.
-        matmul: a library's, of states, weight and bias.
-    """
-
-    rows: Rows | None = None
-    matmul: Callable = staticmethod(F.linear)
-
-    def forward(self, states):
-        """As `F.linear`."""
-        if self.rows is None:
-            return self.matmul(states, self.weight, self.bias)
-        weight = self.weight.float()
-        return as_rows([(weight * row).sum(-1) for row in rows_of(states, self.rows)], states, self.rows, self.bias)
-
-
-class StepExperts(Experts):
-    """`Experts` of which a token reads only the weights that it passes through."""
-
-    def forward(self, tokens, experts, weights):
-        """Tokens [N, C] by the experts int64 [N, k], each with its weight [N, k]."""
-        inner = self._apply_gate(_products(tokens[:, None], self.first_proj, self.gate_up_proj_bias, experts))
-        output = _products(inner, self.down_proj, self.down_proj_bias, experts)
-        return (output * weights[..., None]).sum(1).to(tokens.dtype)
-
-
-def _products(states, matrices, biases, experts) -> torch.Tensor:
-    """States [N, 1 or k, I] of N tokens times the matrices [E, O, I] of experts int64 [N, k] -> float32 [N, k, O]."""
-    # As a loop whose index is looked up the compiler copies no matrix.
-    products = (matrices[experts].float() * computed_once(states)[:, :, None]).sum(-1)
-    return products if biases is None else products + biases[experts].float()
-
-
-_CLASSES = {
-    nn.Linear: StepLinear,
-    QuickLinear: StepLinear,
-    Experts: StepExperts,
-    Attention: StepAttention,
-    PreparedAttention: StepAttention,
-}
-
-
-class StepLayers:
-    """Makes a CPU's step layers from a model's layers.
-
-    Args:
-        rows: of a step; None: any number.
-        dtype: of the model.
-        in_place: layers and their replacements, which hold 4-bit weights in another order or a rounded head.
-    """
-
-    def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
-        self.in_place = in_place
-        self.matmul: Callable = F.linear
-        if dtype is torch.float32:
-            self.matmul = by_onednn_in_a_graph if is_faster(ONEDNN, dtype) else in_columns
-        self.rows = None if dtype is torch.float64 else rows
-
-    def __call__(self, module: nn.Module) -> nn.Module:
-        """A module with the same parameters and parts, or a copy of its replacement."""
-        own: Any = copy.copy(self.in_place.get(module, module))
-        own.__class__ = _CLASSES.get(type(own), type(own))
-        if isinstance(own, StepLinear):
-            own.matmul = self.matmul
-        if isinstance(own, StepLinear) or module in self.in_place:
-            own.rows = self.rows
-        return own
 
 
 def twin(module: nn.Module, copied: Callable = copy.copy) -> nn.Module:

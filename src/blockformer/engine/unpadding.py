@@ -12,6 +12,7 @@ C hidden size.
 """
 
 import copy
+import functools
 import itertools
 from typing import Any
 
@@ -28,7 +29,9 @@ class Unpadding:
 
     Args:
         indices: int64 [N], the real tokens' indices in the flattened batch, sequence after sequence; None: all of them.
-        lengths: the sequences' lengths in tokens, together N.
+        lengths: the sequences' lengths in tokens, together N; None: `starts` says them.
+        starts: int32 [n + 1], where each sequence begins in the flattened batch and the last one ends, or None.
+        longest: the tokens of the longest sequence, or None.
 
     Attributes:
         masks: one mask for each sequence, or None where no key needs hiding and there is no bias.
@@ -40,21 +43,34 @@ class Unpadding:
     bias = None
     side_by_side = None
 
-    def __init__(self, shape, indices, lengths: list):
-        self.shape, self.indices, self.lengths = tuple(shape), indices, lengths
+    def __init__(self, shape, indices, lengths: list[int] | None = None, starts=None, longest: int | None = None):
+        self.shape, self.indices, self.starts = tuple(shape), indices, starts
+        self._lengths, self._longest = lengths, longest
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """Of the sequences, in tokens. If only `starts` says them, this waits for the device."""
+        return self.starts.diff().tolist() if self._lengths is None else self._lengths
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """The tokens of the longest sequence."""
+        return max(self.lengths) if self._longest is None else self._longest
 
     @classmethod
     def of_mask(cls, attention_mask, least: int = 1):
         """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row or too little padding."""
         real = attention_mask != 0
         changes = F.pad(real, (1, 1)).diff(dim=-1)  # of a solid row: one start and one end
-        lengths, changes = torch.stack((real.sum(-1), changes.sum(-1))).tolist()
+        counts = real.sum(-1)
+        lengths, changes = torch.stack((counts, changes.sum(-1))).tolist()
         if sum(lengths) == real.numel():
             return cls(real.shape, None, lengths)
         if real.numel() - sum(lengths) < least or max(changes) > 2 or not any(lengths):
             return None
         # Their number is known, so that an accelerator need not be queried again.
-        return cls(real.shape, torch.nonzero_static(real.flatten(), size=sum(lengths)).flatten(), lengths)
+        indices = torch.nonzero_static(real.flatten(), size=sum(lengths)).flatten()
+        return cls(real.shape, indices, lengths, F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)))
 
     @classmethod
     def of_positions(cls, position_ids):
@@ -133,7 +149,7 @@ def plan_without_padding(stack, inputs, unpadding):
     config, device = stack.config, inputs.hidden_states.device
     masks, size = dict.fromkeys(config.layer_types, unpadding), config.sliding_window
     if "sliding_attention" in masks:
-        index = torch.arange(max(unpadding.lengths), device=device)
+        index = torch.arange(unpadding.longest, device=device)
         near = ((index[:, None] - index[None, :]).abs() <= size)[None, None]
         windows = [None if length <= size + 1 else near[..., :length, :length] for length in unpadding.lengths]
         masks["sliding_attention"] = unpadding.with_masks(windows)
@@ -152,6 +168,28 @@ def plan_without_padding(stack, inputs, unpadding):
         plan.earlier.input_ids = (unpadding.gather(inputs.input_ids), True)
     vectors = None if plan.token_inputs is None else unpadding.gather(plan.token_inputs)
     return plan._replace(masks=masks, rotations=rotations, token_inputs=vectors)
+
+
+class PaddingCache:
+    """Stands before a cache while an unpadded prompt runs: the cache gets zeros where the padding was.
+
+    Args:
+        cache: an empty one of the library's.
+        unpadding: where the real tokens of the prompt lie.
+    """
+
+    def __init__(self, cache, unpadding: Unpadding):
+        self.cache, self.unpadding = getattr(cache, "self_attention_cache", cache), unpadding
+
+    def update(self, key_states, value_states, layer_idx: int, *args, **kwargs):
+        """Keep keys and values [1, K, N, D] as [B, K, T, D]; returns them as they came."""
+        padded = (self._padded(states) for states in (key_states, value_states))
+        self.cache.update(*padded, layer_idx, *args, **kwargs)
+        return key_states, value_states
+
+    def _padded(self, states):
+        flat = states.transpose(1, 2).flatten(2)  # [1, N, K * D]
+        return self.unpadding.scatter(flat).unflatten(-1, (states.shape[1], -1)).transpose(1, 2)
 
 
 def unpadding_in(layer_inputs) -> Unpadding | None:
@@ -177,7 +215,7 @@ def knows_unpadding(stack) -> bool:
 
 
 class KnowsUnpadding:
-    """Mixed into an attention: position terms of an unpadded row are those of each of its sequences."""
+    """Mixed into an attention: each sequence of an unpadded row has the position terms that it has by itself."""
 
     relative_keys: Any
     relative_bias: Any
@@ -198,7 +236,7 @@ class KnowsUnpadding:
             yield whole(*parts, mask, distances, torch.arange(parts[0].shape[2], device=query.device))
 
 
-# Scores of a sequence, times the width of all heads, up to which a matmul of its own costs more than padding it, on a
+# Scores of a sequence, times the width of all heads, up to which a separate matmul costs more than padding it, on a
 # CPU. By hand, between two measurements: BERT of 6 x 256 gains a third with rows of 3 to 6 tokens and nothing with 20
 # to 60.
 _SHORT = 1 << 19
@@ -206,7 +244,7 @@ _SHORT = 1 << 19
 
 def are_short(unpadding, query) -> bool:
     """Whether all sequences of queries [1, H, N, D] are short enough to be padded to the longest."""
-    return max(unpadding.lengths) ** 2 * query.shape[1] * query.shape[3] <= _SHORT
+    return unpadding.longest**2 * query.shape[1] * query.shape[3] <= _SHORT
 
 
 def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
@@ -240,7 +278,7 @@ def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
 def _side_by_side(unpadding, device):
     """The token in each slot of a padded batch, int64 [n, L], and each token's slot, int64 [N].
 
-    Third, which slots have a token of their own, bool [n, 1, 1, L]; None if all have.
+    Third, which slots are no padding, bool [n, 1, 1, L]; None if all have.
     """
     if unpadding.side_by_side is None:
         lengths = [length for length in unpadding.lengths if length]

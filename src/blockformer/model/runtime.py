@@ -28,9 +28,6 @@ def by_package(method):
 class Runtime:
     """The plain way, which serves every model: padding is computed like other tokens, and every hook sees [B, T, C]."""
 
-    def hides_nothing(self, stack, attention_mask, past_key_values):
-        """Whether a mask that `check_inputs` did not read is known to hide nothing."""
-
     def plan(self, stack, inputs):
         """The `layer.LayerInputs` of a forward, made once for all layers of a stack from its `layer.StackInputs`."""
         return stack.plan(inputs)

@@ -115,7 +115,6 @@ class Stack(BlockformerPreTrainedModel):
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
         checked = (input_ids, inputs_embeds, attention_mask, past_key_values, types)
         hides_nothing = check_inputs(self.config, self.config.stack_sizes(self.is_causal)[1], *checked, self.side)
-        hides_nothing = hides_nothing or self.runtime.hides_nothing(self, attention_mask, past_key_values)
         check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
