@@ -303,6 +303,23 @@ def test_a_cache_of_the_caller_s_is_gone_on_with_and_filled(name, loop, untraced
         assert (not model.runtime.decoding.fallbacks.reasons) == served
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_a_cache_that_a_call_returned_is_filled_by_the_next_one(name, beams, loop):
+    """Also where the next call returns text only."""
+    found = []
+    for model in make(name):
+        given = {**prompts([7]), "num_beams": beams, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+        one = model.generate(**given, return_dict_in_generate=True)
+        start = {"decoder_input_ids": one.sequences} if name in SOURCED else {"input_ids": one.sequences}
+        mask = {} if name in SOURCED else {"attention_mask": torch.ones_like(one.sequences)}
+        two = model.generate(**{**given, **mask, **start}, past_key_values=one.past_key_values)
+        found.append((one.sequences, two, one.past_key_values.get_seq_length()))
+    assert torch.equal(found[1][0], found[0][0])
+    assert torch.equal(found[1][1], found[0][1])
+    assert found[1][2] == found[0][2] > 11
+
+
 def test_code_that_fails_in_the_middle_leaves_a_cache_to_go_on_from(loop, untraced):
     class Fails(LogitsProcessor):
         calls = 0
