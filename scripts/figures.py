@@ -35,6 +35,7 @@ COINCIDENCES: Mapping[str, str] = {
     "100 %": "how full a batch is",
     "15 %": "the most frequent package, and FLOPs of a kind of layer",
     "160 KiB": "computed from the config of Qwen3-14B",
+    "3.8 ms": "matrices in parts, and an attention for prompts that was dropped",
     "27.5 GiB": "computed from the config of Qwen3-14B",
     "9.3 GiB": "computed from the config of Qwen3-14B with 4 bits",
 }

@@ -1,7 +1,8 @@
 """Write the speeds of one run into the READMEs and the pages on benchmarks, and draw them.
 
 All figures come from `benchmarks/runs/cpu.json`, which `benchmarks/run.py` wrote, and in the READMEs also from
-docs/gpu.md and docs/quickstart.md; nobody copies one by hand.
+docs/gpu.md and docs/quickstart.md; nobody copies one by hand. The page of measurements has the run on a Xeon, of
+`xeon.json`.
 
 Usage: python scripts/speed_pages.py [NEW.json ...]    (first takes over the speed.json of a run, or of several)
 """
@@ -9,6 +10,7 @@ Usage: python scripts/speed_pages.py [NEW.json ...]    (first takes over the spe
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from blockformer.pictures.canvas import GREY, LIGHT, STRONG_BLUE, STRONG_ORANGE,
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = ROOT / "benchmarks" / "runs" / "cpu.json"
+XEON = ROOT / "benchmarks" / "runs" / "xeon.json"
 PICTURE = ROOT / "docs" / "pictures" / "speed.svg"
 PREPARED, COMPILED, BOTH = "prepared", "compiled", "both compiled"
 SIDES = ("ours", "peer")
@@ -108,38 +111,43 @@ def per_second(seconds: float, work: Work) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def line(run: Run, work: Work, name: str) -> str:
+def line(run: Run, work: Work, name: str, states: Sequence[str]) -> str:
     """A line of the table; speeds of the medians, and in brackets the ratio of the medians taken in turns."""
-    rows = {state: run.row(work, state) for state in ("", PREPARED, COMPILED, BOTH)}
-    base = rows[PREPARED] or rows[COMPILED] or rows[""]
+    rows = {state: run.row(work, state) for state in states}
+    base = rows.get(PREPARED) or rows.get(COMPILED) or run.row(work, "")
     cells = [name, per_second(base["peer_median"], work) if base else ""]
-    for state in (PREPARED, COMPILED):
-        row = rows[state]
-        cells.append(f"{per_second(row['ours_median'], work)} ({row['ratio_median']:.2f})" if row else "")
-    if run.has_both:
-        row = rows[BOTH]
-        cells.append(f"{per_second(row['peer_median'], work)} ({row['ratio_median']:.2f})" if row else "")
+    for state, row in rows.items():
+        side = "peer" if state == BOTH else "ours"
+        cells.append(f"{per_second(row[f'{side}_median'], work)} ({row['ratio_median']:.2f})" if row else "")
     return f"| {' | '.join(cells)} |"
 
 
-HEADS = (
-    ("work", "transformers", "prepared", "compiled", "transformers compiled (ours compiled / it)"),
-    ("任务", "transformers", "准备后", "编译后", "编译后的 transformers（我们编译后是它的几倍）"),
-)
+HEADS = {
+    "": ("work", "任务"),
+    PEER: (PEER, PEER),
+    PREPARED: (PREPARED, "准备后"),
+    COMPILED: (COMPILED, "编译后"),
+    BOTH: ("transformers compiled (ours compiled / it)", "编译后的 transformers（我们编译后是它的几倍）"),
+}
 KINDS = (
     (TOKENS, "Written tokens per second", "每秒生成的词元数"),
     (TEXTS, "Texts per second, 16 of up to 128 tokens in a batch", "每秒处理的文本数，一批 16 条，每条至多 128 个词元"),
 )
 
 
-def tables(run: Run, chinese: bool) -> str:
-    """The tables of a page."""
+XEON_STATES = ((COMPILED, BOTH), (PREPARED,))
+"""For each kind. Models that write were measured with packed weights, which are no longer used on such a processor."""
+
+
+def tables(run: Run, chinese: bool, states: Sequence[Sequence[str]] = ()) -> str:
+    """The tables of a page, with a column for each state: by default all that the run has."""
     parts = [f"{run.machine_words()[chinese]}{'。' if chinese else '.'}"]
-    for works, *titles in KINDS:
-        head = HEADS[chinese] if run.has_both else HEADS[chinese][:-1]
+    every = (PREPARED, COMPILED, BOTH) if run.has_both else (PREPARED, COMPILED)
+    for (works, *titles), shown in zip(KINDS, states or (every, every), strict=True):
+        head = [HEADS[name][chinese] for name in ("", PEER, *shown)]
         parts += ["", titles[chinese] + ("：" if chinese else ":"), ""]
         parts += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-        parts += [line(run, work, work.chinese if chinese else work.name) for work in works]
+        parts += [line(run, work, work.chinese if chinese else work.name, shown) for work in works]
     return "\n".join(parts)
 
 
@@ -268,14 +276,16 @@ def filled(text: str, name: str, content: str) -> str:
 
 def pages(run: Run) -> dict[Path, str]:
     """What the tool writes: each page, and the picture, with their text."""
-    made = {PICTURE: picture(run)}
-    for chinese, readme, page in (
-        (False, ROOT / "README.md", ROOT / "docs" / "benchmarks.md"),
-        (True, ROOT / "README.zh-CN.md", ROOT / "docs" / "zh" / "benchmarks.md"),
+    made, xeon = {PICTURE: picture(run)}, Run(XEON)
+    for chinese, readme, docs in (
+        (False, ROOT / "README.md", ROOT / "docs"),
+        (True, ROOT / "README.zh-CN.md", ROOT / "docs" / "zh"),
     ):
+        page, more = docs / "benchmarks.md", docs / "measurements.md"
         made[readme] = filled(readme.read_text(encoding="utf-8"), "speed", sentences(run, chinese))
         text = filled(page.read_text(encoding="utf-8"), "speed", tables(run, chinese))
         made[page] = filled(text, "every row", every_row(run, chinese))
+        made[more] = filled(more.read_text(encoding="utf-8"), "speed", tables(xeon, chinese, XEON_STATES))
     return made
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "blockformer"
 MODEL = PACKAGE / "model"
 PAGE, PAGE_ZH = ROOT / "docs" / "from-figure-to-code.md", ROOT / "docs" / "zh" / "from-figure-to-code.md"
-FIGURE = [PAGE, PAGE.parent / "figure-layers.md", PAGE.parent / "figure-models.md"]
+FIGURE = [PAGE, *(PAGE.parent / f"figure-{part}.md" for part in ("attention", "layers", "models"))]
 """The parts of the page on the figure."""
 FIGURE_ZH = [PAGE_ZH.parent / path.name for path in FIGURE]
 PAIRS = {
@@ -43,6 +43,7 @@ PAIRS = {
     "scale": (PAGE.parent / "scale.md", PAGE_ZH.parent / "scale.md"),
     "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
     "measurements": (PAGE.parent / "measurements.md", PAGE_ZH.parent / "measurements.md"),
+    "tried": (PAGE.parent / "tried.md", PAGE_ZH.parent / "tried.md"),
     "lab": (PAGE.parent / "lab.md", PAGE_ZH.parent / "lab.md"),
     "lab-layers": (PAGE.parent / "lab-layers.md", PAGE_ZH.parent / "lab-layers.md"),
     "make-it-faster": (PAGE.parent / "make-it-faster.md", PAGE_ZH.parent / "make-it-faster.md"),
@@ -309,7 +310,7 @@ def as_markdown(rows):
     return re.sub(r"  +", " ", "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]))
 
 
-@pytest.mark.parametrize(("page", "language"), [(FIGURE[2], "en"), (FIGURE_ZH[2], "zh")], ids=["en", "zh"])
+@pytest.mark.parametrize(("page", "language"), [(FIGURE[-1], "en"), (FIGURE_ZH[-1], "zh")], ids=["en", "zh"])
 def test_the_table_of_families_is_that_of_the_presets(page, language):
     expected = axis_table(language)
     found = [table for table in tables(page) if table[0] == expected[0]]
@@ -369,15 +370,18 @@ def test_each_error_that_is_explained_is_one_of_the_code_s(page):
 
 def test_every_speed_on_the_pages_is_of_the_run():
     """`python scripts/speed_pages.py` writes them, from the JSON that `benchmarks/run.py` wrote."""
-    run = speed_pages.Run()
+    run, xeon = speed_pages.Run(), speed_pages.Run(speed_pages.XEON)
     written = speed_pages.pages(run)
-    assert {path.name for path in written} == {"README.md", "README.zh-CN.md", "benchmarks.md", "speed.svg"}
+    names = {"README.md", "README.zh-CN.md", "benchmarks.md", "measurements.md", "speed.svg"}
+    assert {path.name for path in written} == names
     for path, text in written.items():
         assert path.read_text(encoding="utf-8") == text, f"run python scripts/speed_pages.py for {path.name}"
     for works, *_ in speed_pages.KINDS:
         for work in works:
             assert any(run.row(work, state) for state in (speed_pages.PREPARED, speed_pages.COMPILED)), work
-    assert all(row["ratio_median"] == row["peer_median"] / row["ours_median"] for row in run.rows)
+    for (works, *_), states in zip(speed_pages.KINDS, speed_pages.XEON_STATES, strict=True):
+        assert all(xeon.row(work, state) for work in works for state in states)
+    assert all(row["ratio_median"] == row["peer_median"] / row["ours_median"] for row in (*run.rows, *xeon.rows))
 
 
 def test_a_page_without_a_place_for_the_speeds_is_an_error():
@@ -391,7 +395,7 @@ def on_meta(config):
         return getattr(blockformer, architecture_of(config))(config)
 
 
-@pytest.mark.parametrize("page", [FIGURE[2], FIGURE_ZH[2]], ids=["en", "zh"])
+@pytest.mark.parametrize("page", [FIGURE[-1], FIGURE_ZH[-1]], ids=["en", "zh"])
 def test_parameters_are_counted_right(page):
     table = next(table for table in tables(page) if any(row[0] == "`transformer-base`" for row in table))
     names = [row[0].strip("`") for row in table[1:] if row[0].startswith("`")]

@@ -10,8 +10,8 @@ from torch import nn
 class Alibi(nn.Module):
     """ALiBi, a fixed bias slope_h * (key - query) that falls with the distance, for each head (Press et al., 2022).
 
-    Of H heads, a power of two, the slopes are 2^(-8/H), 2^(-16/H) and so on. Of another number, those of the next
-    lower power of two, and then every second one of twice as many heads.
+    Of H heads, a power of two, the slopes are 2^(-8/H), 2^(-16/H) and so on. Another number has the slopes of
+    the next lower power of two, and then every second slope of twice as many heads.
     """
 
     def __init__(self, config, bidirectional: bool):

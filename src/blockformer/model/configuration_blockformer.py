@@ -174,7 +174,7 @@ class BlockformerConfig(
             raise ValueError(f"embedding_size ({self.embedding_size}) is not hidden_size ({self.hidden_size}): {fix}.")
         for name in ("is_decoder", "is_encoder_decoder"):
             if getattr(self, name) is not getattr(type(self), name):
-                fix = "an encoder, a decoder and an encoder-decoder each have a config class of their own"
+                fix = "encoders, decoders and encoder-decoders each have their own config class"
                 raise ValueError(f"{name}={getattr(self, name)} contradicts {type(self).__name__}: {fix}.")
         if self.pooler_act is not None and self.is_decoder:
             raise ValueError("pooler_act needs an encoder (a decoder's first token sees no other): leave it out.")

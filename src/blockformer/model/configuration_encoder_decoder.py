@@ -66,7 +66,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         False, "attention", "an encoder's window of w tokens shows (w-1)//2 before a token and w//2 after it"
     )
     unscaled_token_id: int | None = axis(
-        None, "a token", "embeddings", "a token with a vector of its own, which is not scaled and is not in the head"
+        None, "a token", "embeddings", "a token with its own vector, which is not scaled and is not in the head"
     )
     share_embeddings: bool = flag(True, "embeddings", "one embedding matrix for both sides")
     decoder_start_token_id: int | None = axis(None, "a token", "tokens", "the token that the decoder reads first")

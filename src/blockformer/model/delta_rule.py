@@ -130,7 +130,7 @@ def delta_rule_by_chunk(query, key, value, decay, step, state, sequences=None):
 class GatedDeltaRule(MatrixStates):
     """A layer's attention by the gated delta rule.
 
-    Queries, keys and values go through a causal convolution of their own channel, an activation, and, except values, a
+    Queries, keys and values go through a causal convolution of each channel, an activation, and, except values, a
     norm to length 1. Heads are normed and multiplied by silu(W x). The rule is computed in float32, so that no state
     overflows. Names are as in Qwen3.5, one matrix each.
     """

@@ -1,4 +1,4 @@
-"""A dense network and experts in one layer, each between norms of its own (Gemma team, 2026).
+"""A dense network and experts in one layer, each between its own norms (Gemma team, 2026).
 
 C hidden size, E experts, k of them for a token.
 """

@@ -62,8 +62,8 @@ class LatentFields(RotaryFields, AttentionFields):
 class LatentAttention(Attention):
     """Attention whose keys and values are made from a latent vector, which the cache keeps in their place.
 
-    With c = norm(W x), the latent vector of a token x, a head's key is one part that all heads share, W' x rotated, and
-    one part of its own, W" c; its value is made from c, too. Queries may have a latent vector of their own.
+    With c = norm(W x), the latent vector of a token x, a head's key is a part that all heads share, W' x rotated, and
+    its own part, W" c. Its value is made from c, too. Queries may have another latent vector.
     """
 
     projects_states = False

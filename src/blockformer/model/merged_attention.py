@@ -15,9 +15,9 @@ from .stack import Stack
 
 
 class MergedAttention(Attention):
-    """Attention of a decoder to the keys and values of its own tokens and, after them, of the encoder's.
+    """Attention of a decoder to the keys and values of its tokens and, after them, of the encoder's.
 
-    The same matrices and norms make both. Only queries and keys of its own tokens rotate.
+    The same matrices and norms make both. Only queries and keys of the decoder's tokens rotate.
     """
 
     projects_states = False

@@ -95,7 +95,7 @@ class MultiTokenLayer(nn.Module):
     def forward(self, hidden_states, token_vectors, final_norm=None, **named):
         """States [B, T, C] of the layer before and vectors of the tokens further on [B, T, C] -> states [B, T, C].
 
-        The decoder's `Stack.forward` gets `named`. `final_norm` is the model's, where the layer has none of its own.
+        The decoder's `Stack.forward` gets `named`. `final_norm` is the model's, for a layer without one.
         """
         for name in ("_attn_implementation", "_experts_implementation"):  # which the model may have changed since
             if getattr(self.decoder.config, name, None) != (value := getattr(self.config, name, None)):

@@ -147,7 +147,7 @@ FIELDS = {
 class StateSpace(MatrixStates):
     """A layer's attention by a selective state space.
 
-    Queries, keys and values go through a causal convolution of their own channel and an activation. What heads read is
+    Queries, keys and values go through a causal convolution of each channel and an activation. What heads read is
     multiplied by silu(z) and normed. States are computed in float32, so that none overflows.
     """
 

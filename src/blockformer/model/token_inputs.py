@@ -16,7 +16,7 @@ from .axes import BLOCKS, axis, flag, is_integer
 from .feed_forward import FeedForwardFields, make_activation
 from .normalization import make_norm
 
-# Fields by which each layer takes, has or does something of its own -> what no test has together with them.
+# Fields that change what each layer takes, has or does -> what no test has together with them.
 OF_LAYERS = {
     "hidden_size_per_layer_input": (
         *("add_cross_attention", "num_nextn_predict_layers", "token_embedding_size", "linear_bits"),

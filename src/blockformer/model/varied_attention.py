@@ -79,7 +79,7 @@ class VariedFields(RotaryFields, AttentionFields):
             raise ValueError(f"{what}: make it smaller, or add one before the last {shared} layers.")
 
     def fill_rope_parameters(self, given, rope_theta):
-        """Heads of another size turn by plain frequencies of their own."""
+        """Heads of another size turn by their own plain frequencies."""
         super().fill_rope_parameters(given, rope_theta)
         rope = self.rope_parameters or {}
         for kind in self.attention_by_type or ():
