@@ -347,8 +347,8 @@ def seen_cache(named: dict):
     """
     cache, settings = named.get(CACHE), named["generation_config"]
     is_returned = getattr(settings, "return_dict_in_generate", False)
-    is_made_for_this = getattr(cache, "is_of_generate", False) and not cache.get_seq_length()  # not returned by a call before
-    if cache is None or (is_made_for_this and not is_returned):
+    is_fresh = getattr(cache, "is_of_generate", False) and not cache.get_seq_length()  # no earlier call returned it
+    if cache is None or (is_fresh and not is_returned):
         return None
     if type(cache) is not DynamicCache or cache.offloading or (getattr(settings, "num_beams", None) or 1) > 1:
         raise OtherLoop("return_dict_in_generate is given" if is_returned else f"a {type(cache).__name__} is given")
