@@ -15,7 +15,7 @@ from torch import nn
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
-from blockformer.engine.compiler import MOST_ROWS, Rows
+from blockformer.engine.few_rows import MOST_ROWS, Rows
 from blockformer.engine.graphs import Prompt, Steps, room_for
 from blockformer.engine.step import StepLayers, uncompiled_field
 from blockformer.engine.step_functions import StepFunctions

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from blockformer.engine import compiler
-from blockformer.engine.compiler import Rows, without_repeats
+from blockformer.engine.compiler import without_repeats
+from blockformer.engine.few_rows import Rows
 from blockformer.engine.step import StepLayers, StepLinear
 from blockformer.engine.step_functions import twin
 

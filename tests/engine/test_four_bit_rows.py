@@ -6,7 +6,7 @@ import pytest
 import torch
 from quantized_layers import layer_of, low_of, pair
 
-from blockformer.engine.compiler import MOST_ROWS, Rows
+from blockformer.engine.few_rows import MOST_ROWS, Rows
 from blockformer.engine.linear import OrderedLinear
 from blockformer.model.awq_linear import QuantizedLinear
 

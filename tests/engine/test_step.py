@@ -19,7 +19,7 @@ import blockformer
 from blockformer import preset
 from blockformer.engine import choices, compiler, step, step_functions
 from blockformer.engine.attention import PreparedAttention
-from blockformer.engine.compiler import BLOCK, Rows
+from blockformer.engine.few_rows import BLOCK, Rows
 from blockformer.engine.runtime import TrainingRuntime
 from blockformer.engine.step import CompiledSteps, StepExperts, StepLayers
 from blockformer.engine.step_functions import StepFunctions, twin

@@ -23,7 +23,7 @@ from ..model.disentangled import DisentangledAttention
 from ..model.latent_attention import LatentAttention
 from ..watched import is_bare, is_transformed
 from .choices import is_enabled
-from .compiler import attend, can_attend
+from .few_rows import attend, can_attend
 from .linear import QuickLinear
 from .unpadding import KnowsUnpadding, Unpadding, are_short, attend_side_by_side, attend_unpadded
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-from .compiler import BLOCK
+from .few_rows import BLOCK
 from .search import choose, log_sums
 from .step_parts import WRITTEN, State, has_state, held_by
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..model.awq_linear import ABOVE, QuantizedLinear, raised
 from ..watched import is_transformed
 from .choices import IN_PARTS, ONEDNN, WIDENED, is_enabled, is_faster
-from .compiler import MOST_ROWS, Rows, as_rows, computed_once, rows_of
+from .few_rows import MOST_ROWS, Rows, as_rows, computed_once, rows_of
 
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
 # than it gains (benchmarks/thresholds.py).

@@ -28,7 +28,8 @@ from ..model.varied_attention import VARIED
 from ..watched import is_bare, unknown_code
 from .attention import PreparedAttention, StepAttention
 from .choices import ONEDNN, OtherLoop, is_faster
-from .compiler import MOST_ROWS, Rows, as_rows, compiled, computed_once, has_compiler, rows_of
+from .compiler import compiled, has_compiler
+from .few_rows import MOST_ROWS, Rows, as_rows, computed_once, rows_of
 from .linear import OrderedLinear, QuickLinear, by_onednn_in_a_graph, in_columns
 from .search import choose
 from .step_functions import NO_CODE, StepFunctions

@@ -17,7 +17,8 @@ from transformers.utils import logging
 
 from ..model.positions import rotations_of
 from .choices import OtherLoop
-from .compiler import BLOCK, compiled, is_of_compiler, progress
+from .compiler import compiled, is_of_compiler, progress
+from .few_rows import BLOCK
 from .search import choose, log_sums
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
 

@@ -18,7 +18,7 @@ from ..model.attention import with_bias
 from ..model.layer import LayerInputs
 from ..model.positions import rotations_of
 from ..model.states import states_of
-from .compiler import BLOCK
+from .few_rows import BLOCK
 
 _AFTER_LAYERS = ("norm", "final_projection")
 WRITTEN = 2 * BLOCK  # slots in a buffer that a step on a CPU writes: the new token's, and zeros
