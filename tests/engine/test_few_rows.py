@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from blockformer.engine import compiler
+from blockformer.engine import compiler, few_rows
 from blockformer.engine.compiler import without_repeats
 from blockformer.engine.few_rows import Rows
 from blockformer.engine.step import StepLayers, StepLinear
@@ -89,7 +89,7 @@ def test_attention_of_few_tokens_is_the_library_s(dtype, heads, queries, length)
     seen[2] = False  # a text of nothing but padding
     bias = torch.randn(1, heads * 2, 1, length)
     for mask in (seen, bias.masked_fill(~seen, torch.finfo(dtype).min)):
-        found = compiler.attend(query, key, value, mask, 0.3)
+        found = few_rows.attend(query, key, value, mask, 0.3)
         parts = [part.double() for part in (query, key, value)]
         exact = mask if mask.dtype is torch.bool else mask.double()
         expected = nn.functional.scaled_dot_product_attention(*parts, exact, scale=0.3, enable_gqa=True)
