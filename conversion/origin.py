@@ -113,6 +113,8 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
         raise damaged
     if not all(isinstance(files.get(each, {}), dict) for each in ("written", "left_out")):
         raise damaged
+    if not all(_is_names(names) for names in files.get("left_out", {}).values()):
+        raise damaged
     if not (is_inner(files.get("inner", "")) and _is_names(files.get("around", []))):
         raise damaged
     composite = entries.get("composite", {})

@@ -261,6 +261,17 @@ def test_a_repo_that_links_out_is_neither_exported_nor_converted(tmp_path, sourc
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("left", [5, "x", [1], None])
+def test_a_record_of_what_was_left_out_holds_names(tmp_path, source, left):
+    convert(source, tmp_path / "repo", verify=False)
+    record = entries_of(tmp_path / "repo", "conversion.json")
+    record["files"]["left_out"] = {"for a reason": left}
+    (tmp_path / "repo/conversion.json").write_text(json.dumps(record))
+    with pytest.raises(ConversionError, match=r"conversion\.json: damaged; delete it"):
+        convert(tmp_path / "repo", tmp_path / "back", to_official=True, verify=False)
+    assert not (tmp_path / "back").exists()
+
+
 @pytest.mark.parametrize("entry", ["stored", "pickled"])
 @pytest.mark.parametrize("stored", [["../../out"], ["/tmp/out"], "x", [1]])
 def test_names_in_a_record_are_no_paths(tmp_path, source, stored, entry):
