@@ -184,7 +184,7 @@ class FourBitCopy(nn.Module):
 
     def __init__(self, layer: QuantizedLinear):
         super().__init__()
-        self.layer = (layer,)  # in a tuple, so that it is no part of this module
+        self.layer = (layer,)  # in a tuple, so that PyTorch does not list it as a submodule
         self.out_features, self.group_size = layer.out_features, layer.group_size
         vars(self)["_parameters"] = layer._parameters
         self._weights: list[torch.Tensor] = []

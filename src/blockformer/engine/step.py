@@ -306,7 +306,7 @@ def join(module: nn.Module) -> list[JoinedProduct]:
 
 
 def _can_join(layers: list) -> bool:
-    """Whether layers are plain, different, and alike but for their outputs."""
+    """Whether layers are plain, all different objects, and differ in nothing except their outputs."""
     if not all(
         type(layer) is nn.Linear and is_bare(layer) and not hasattr(layer, "parametrizations") for layer in layers
     ):

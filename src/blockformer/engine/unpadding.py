@@ -278,7 +278,7 @@ def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
 def _side_by_side(unpadding, device):
     """The token in each slot of a padded batch, int64 [n, L], and each token's slot, int64 [N].
 
-    Third, which slots are no padding, bool [n, 1, 1, L]; None if all have.
+    Third, which slots hold a token, bool [n, 1, 1, L]; None if all do.
     """
     if unpadding.side_by_side is None:
         lengths = [length for length in unpadding.lengths if length]
