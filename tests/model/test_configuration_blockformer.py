@@ -118,6 +118,7 @@ def test_none_is_settled_by_the_other_fields():
         ({"eos_token_id": [2, 99999]}, "eos_token_id must be a token from 0 to 31999, not 99999"),
         ({"hidden_sise": 512}, "has no field 'hidden_sise'. Did you mean 'hidden_size'?"),
         ({"zzz": 1}, "BlockformerDecoderConfig has no field 'zzz'."),
+        ({"per_layer_config": {0: {"intermediate_size": 64}}}, "has no field 'per_layer_config'"),
         ({"vocab_size": 10**12}, "1.5e+15 parameters, more than 1e+13"),
     ],
 )

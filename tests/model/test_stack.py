@@ -167,6 +167,7 @@ def test_both_stacks_share_the_models_config():
     model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
     encoder, decoder = model.get_encoder(), model.get_decoder()
     assert encoder.config is decoder.config is model.config is config
+    assert config.d_model == 32
     assert (len(encoder.layers), len(decoder.layers)) == (2, 3)
     assert [stack.layers[1].mlp.up_proj.out_features for stack in (encoder, decoder)] == [48, 40]
     assert (encoder.embed_tokens.num_embeddings, decoder.embed_tokens.num_embeddings) == (50, 40)

@@ -51,7 +51,7 @@ def is_mapped(tensor) -> bool:
 def is_readable(tensor) -> bool:
     """Whether looking at a tensor's values waits for no accelerator, spoils no graph and is possible."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_mapped(tensor)
-    return tensor.device.type == "cpu" and not (is_traced or isinstance(tensor, torch._subclasses.FakeTensor))
+    return tensor.is_cpu and not (is_traced or isinstance(tensor, torch._subclasses.FakeTensor))
 
 
 def takes_cache(forward):
@@ -100,10 +100,13 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     The library finds several sequences of a row by `position_ids` [B, T], so they are None where they are only counted.
     Of the states [B, T, C] it reads shape, dtype and device.
     """
-    own = getattr(past_key_values, "self_attention_cache", past_key_values)
+    own, types = getattr(past_key_values, "self_attention_cache", past_key_values), config.layer_types
+    is_usual = type(own) is DynamicCache and "sliding_attention" not in types and config._attn_implementation == "sdpa"
+    if attention_mask is None and hidden_states.shape[1] == 1 and is_usual:
+        return {"full_attention": None}  # one token sees all keys, as the library would work out
     given = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask, CACHE: own}
     make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_mask}
-    return {kind: made(**given, position_ids=position_ids) for kind, made in make.items() if kind in config.layer_types}
+    return {kind: made(**given, position_ids=position_ids) for kind, made in make.items() if kind in types}
 
 
 def encoder_masks(config, hidden_states, attention_mask, sequences=None) -> dict:

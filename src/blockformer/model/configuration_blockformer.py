@@ -30,7 +30,7 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 # What the base class or the loading code understands beyond the declared fields.
 INHERITED_ARGUMENTS = frozenset(
     "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
-    "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
+    "quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
 BY_WAY_OF = "with_blocks."  # the module of the `auto_map` where there are blocks from outside
 # Per-layer lists that follow a number of layers, where all entries are alike.
@@ -117,6 +117,7 @@ class BlockformerConfig(
     pad_token_id: int | None = axis(None, "a token", "tokens", "padding")
     bos_token_id: int | None = axis(None, "a token", "tokens", "start of a text")
     eos_token_id: int | list | None = axis(None, "a token", "tokens", "end of a text, one token or several")
+    __getattribute__ = object.__getattribute__  # the library's looks for second names of fields, at every token
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -151,7 +152,7 @@ class BlockformerConfig(
         version, number = (kwargs.pop(name, None) for name in STAMP)
         _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs, self.other_entries))
         for name, each in axes(type(self)).items():
-            each.check(name, vars(self)[name])  # quicker than an attribute, which the library looks up in three places
+            each.check(name, getattr(self, name))
         _check_tokens(self)
         if (dtype := kwargs.get("torch_dtype") if self.dtype is None else self.dtype) is not None:
             check_choice("dtype", dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch."), DTYPES)

@@ -86,7 +86,6 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         "AutoModelForQuestionAnswering": f"{_MODELS}ForQuestionAnswering",
     }
     base_model_pp_plan: ClassVar[dict] = {}
-    attribute_map: ClassVar[dict] = {"d_model": "hidden_size"}  # the name that tools know from T5 and BART
 
     def fill_defaults(self):
         """Both sides are equally deep and wide by default."""
@@ -139,6 +138,11 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     def inner_width_of(self, is_causal: bool, layer_idx: int | None = None) -> int:
         """The feed-forward networks' inner width in one of the two stacks."""
         return self.decoder_intermediate_size or self.intermediate_size if is_causal else self.intermediate_size
+
+    @property
+    def d_model(self) -> int:
+        """The name that tools know from T5 and BART for `hidden_size`."""
+        return self.hidden_size
 
     def stack_sizes(self, is_decoder: bool) -> tuple[int, int]:
         """Layers and vocabulary of one of the two stacks."""
