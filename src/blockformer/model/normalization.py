@@ -43,7 +43,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, hidden_states):
         weight = self.weight
         if hidden_states.dtype is weight.dtype:
-            return F.rms_norm(hidden_states, weight.shape, weight, self.eps)
+            return torch.rms_norm(hidden_states, weight.shape, weight, self.eps)
         return weight * F.rms_norm(hidden_states.float(), weight.shape, eps=self.eps).to(weight.dtype)
 
     def extra_repr(self):

@@ -137,5 +137,5 @@ def rotate(states, cos, sin):
     if torch.compiler.is_compiling():  # which reads a rolled tensor number by number
         swapped = torch.cat((states[..., size // 2 :], states[..., : size // 2]), dim=-1)
     else:
-        swapped = states.roll((size // 2,), dims=(-1,))
+        swapped = states.roll(size // 2, -1)
     return states * cos + swapped * sin
