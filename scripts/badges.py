@@ -1,4 +1,4 @@
-"""Draw the badges of the READMEs from pyproject.toml, so that a page fetches nothing.
+"""Draw the badges of the READMEs from pyproject.toml and the CI's workflow, so that a page fetches nothing.
 
 Usage: python scripts/badges.py
 """
@@ -17,7 +17,13 @@ def facts() -> dict[str, tuple[str, str]]:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (license_name,) = re.findall(r'^license = "(.+)"$', project, re.M)
     (python,) = re.findall(r'^requires-python = ">=(.+)"$', project, re.M)
-    return {"badge-license.svg": ("license", license_name), "badge-python.svg": ("python", f"{python} or newer")}
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    (versions,) = re.findall(r"^ +python: \[(.+)\]$", workflow, re.M)
+    return {
+        "badge-ci.svg": ("CI", f"Python {versions.replace(chr(34), '')}"),
+        "badge-license.svg": ("license", license_name),
+        "badge-python.svg": ("python", f"{python} or newer"),
+    }
 
 
 def badge(label: str, value: str) -> str:
