@@ -136,7 +136,7 @@ class Steps:
         self.slot.fill_(length)
         self.pad.fill_(pad)
         self.is_end.zero_()
-        if ends:
+        if ends := [each for each in ends if each < self.is_end.shape[0]]:
             self.is_end[torch.tensor(ends, device=self.ids.device)] = True
         self.unfinished.fill_(True)
         self.count.zero_()

@@ -300,14 +300,17 @@ def without_forbidden(logits, text, processors):
 
 
 def _before_min_length(processor, logits, text):
-    if text.shape[1] < processor.min_length:
-        logits[:, processor.eos_token_id] = -torch.inf
-    return logits
+    return _without_ends(processor, logits) if text.shape[1] < processor.min_length else logits
 
 
 def _before_min_new_tokens(processor, logits, text):
-    if text.shape[1] - processor.prompt_length_to_skip < processor.min_new_tokens:
-        logits[:, processor.eos_token_id] = -torch.inf
+    is_short = text.shape[1] - processor.prompt_length_to_skip < processor.min_new_tokens
+    return _without_ends(processor, logits) if is_short else logits
+
+
+def _without_ends(processor, logits):
+    ends = processor.eos_token_id
+    logits[:, ends[ends < logits.shape[1]]] = -torch.inf  # the library takes ends that no vocabulary has
     return logits
 
 
