@@ -1,16 +1,19 @@
 """Text written with and without drafts of the model's own layers that predict further (`use_mtp`), in turns.
 
-`python benchmarks/drafts.py [--steps N] [--layers K]` trains a small decoder on the standard library's sources and
-continues held-out text greedily. It counts forwards of the model's layers and times the process's own seconds.
+`python benchmarks/drafts.py [--steps N] [--layers K] [--output FILE]` trains a small decoder on the standard
+library's sources and continues held-out text greedily. It counts forwards of the model's layers and times the
+process's own seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
+import report
 import torch
-from machine import processor_name
+from machine import named
 
 import blockformer
 from blockformer.data.corpus import encode, gather, train_tokenizer
@@ -70,11 +73,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--prepared", action="store_true", help="prepare the model for inference first")
+    parser.add_argument("--output", type=Path, help="write the rows to this JSON file, too")
     given = parser.parse_args()
     torch.set_num_threads(1)
     start = time.process_time()
     model, held_out = trained(given.steps, given.layers, gather(max_bytes=2_000_000))
-    print(f"{processor_name()}, one thread; {given.steps} steps took {time.process_time() - start:.0f} s")
+    print(f"{named()['processor']}, one thread; {given.steps} steps took {time.process_time() - start:.0f} s")
     rows = held_out[: len(held_out) // PROMPT * PROMPT].view(-1, PROMPT)
     prompts = rows[:: len(rows) // TEXTS][:TEXTS]
     if given.prepared:
@@ -83,6 +87,9 @@ def main() -> None:
     print(f"{'drafts':>6} {'forwards':>9} {'tokens a forward':>17} {'seconds':>8}")
     for count, (forwards, seconds) in found.items():
         print(f"{count:6} {forwards:9.1f} {NEW / forwards:17.2f} {seconds:8.3f}")
+    if given.output:
+        rows = [{"drafts": count, "forwards": each[0], "seconds": each[1]} for count, each in found.items()]
+        report.record(given.output, named(), rows)
 
 
 if __name__ == "__main__":

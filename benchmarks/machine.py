@@ -53,16 +53,20 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def named() -> dict[str, object]:
+    """What a record says of the machine where its limits are not measured."""
+    instructions, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"processor": processor_name(), "instructions": instructions, "threads": threads, **versions}
+
+
 def measure(dtypes: list[torch.dtype], size: int = 2048, read_bytes: int = 2**29) -> Machine:
     """Read bandwidth by `torch.sum` over 512 MB, and a square matrix product in each dtype."""
     data = torch.ones(read_bytes // 4)
     read = data.nbytes / best(data.sum) / 1e9
     del data
     gemm = {str(dtype).removeprefix("torch."): product_gflops(dtype, size) for dtype in dtypes}
-    return Machine(
-        processor_name(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), torch.__version__,
-        transformers.__version__, read, gemm,
-    )  # fmt: skip
+    return Machine(**named(), read_gbs=read, gemm_gflops=gemm)
 
 
 # 10^9 operations a second with which the large product would take seconds, as bfloat16's does with only AVX2.

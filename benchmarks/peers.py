@@ -232,12 +232,13 @@ def _encoder_rows(size, limits, console: Console, folder: Path, peer: str, dtype
         export(official, path)
     for dtype in dtypes:
         console.print(f"BERT, {size.layers} layers: {dtype}, compared with {peer}")
-        ours = ours.to(dtype)
+        ours.prepare_for_training()
+        ours.to(dtype)
+        ours.prepare_for_inference()
         session = onnx_runtime(path) if peer == "ONNX Runtime" else openvino_model(path, dtype)
         for fill in seq2seq.FILLS:
-            row = seq2seq.encode(
-                (ours, Exported(session)), "BERT-base width", fill, size.rounds, limits.gemm_gflops
-            )  # fmt: skip
+            pair = (ours, Exported(session))
+            row = seq2seq.encode(pair, "BERT-base width", fill, size.rounds, limits.gemm_gflops, ", prepared")
             yield replace(row, peer=peer)
         del session
 

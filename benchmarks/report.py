@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -50,10 +53,15 @@ def write(folder: Path, machine: Machine, rows: list[Row]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "speed.md").write_text(markdown(machine, rows), encoding="utf-8")
     entries = [{**asdict(row), "ratio_min": row.ratio_min, "ratio_median": row.ratio_median} for row in rows]
-    (folder / "speed.json").write_text(
-        json.dumps({"machine": asdict(machine), "rows": entries}, indent=2) + "\n", encoding="utf-8"
-    )
+    record(folder / "speed.json", asdict(machine), entries)
     draw(rows, folder / "speed.png")
+
+
+def record(path: Path, machine: dict, rows: list[dict]) -> None:
+    """Write a run as `benchmarks/runs/` has it: when, by which command, on which machine, and what was measured."""
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    run = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": machine, "rows": rows}
+    path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
 def draw(rows: list[Row], path: Path) -> None:

@@ -1,7 +1,8 @@
 """Sizes from which a fast way of the engine is taken: each timed below, at and above its number, both ways in turns.
 
-`python benchmarks/thresholds.py [--threads N]` prints a table. A number is right if the ratio (time of the plain way /
-of the fast way) passes 1 near it. The numbers themselves stand in the engine, each with a comment that points here.
+`python benchmarks/thresholds.py [--threads N] [--output FILE]` prints a table. A number is right if the ratio
+(time of the plain way / of the fast way) passes 1 near it. The numbers themselves stand in the engine, each with a
+comment that points here.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import report
 import torch
-from machine import processor_name
+from machine import named
 from rich.console import Console
 from rich.table import Table
 from torch.nn import functional as F
@@ -76,16 +79,16 @@ THRESHOLDS: dict[str, tuple[int, Callable[[int], Pair]]] = {
 
 
 @torch.no_grad()
-def ratios() -> Iterator[tuple[str, int, list[str]]]:
-    """For each number: its name, itself, and plain / fast at each of `STEPS`."""
+def ratios() -> Iterator[tuple[str, int, list[float | None]]]:
+    """For each number: its name, itself, and plain / fast at each of `STEPS`; None where this PyTorch lacks a way."""
     for name, (number, pair) in THRESHOLDS.items():
-        found = []
+        found: list[float | None] = []
         for step in STEPS:
             try:
                 fast, plain = pair(int(number * step))
-                found.append(f"{_ratio(fast, plain):.2f}")
+                found.append(_ratio(fast, plain))
             except (AttributeError, RuntimeError, NotImplementedError):  # this PyTorch has no such product here
-                found.append("-")
+                found.append(None)
         yield name, number, found
 
 
@@ -104,18 +107,19 @@ def _ratio(fast: Callable, plain: Callable) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="write the rows to this JSON file, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    table = Table(
-        "number",
-        "is",
-        *(f"x {step}" for step in STEPS),
-        title=f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}, {options.threads} threads",
-    )
-    for name, number, found in ratios():
-        table.add_row(name, f"{number:,}", *found)
+    machine, rows = named(), list(ratios())
+    title = f"{machine['processor']}, {machine['instructions']}, {options.threads} threads"
+    table = Table("number", "is", *(f"x {step}" for step in STEPS), title=title)
+    for name, number, found in rows:
+        table.add_row(name, f"{number:,}", *("-" if ratio is None else f"{ratio:.2f}" for ratio in found))
     Console(width=140).print(table)
+    if options.output:
+        entries = [{"name": name, "number": number, "ratios": found} for name, number, found in rows]
+        report.record(options.output, machine, entries)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ All figures come from `benchmarks/runs/cpu.json`, which `benchmarks/run.py` wrot
 docs/gpu.md and docs/quickstart.md; nobody copies one by hand. The page of measurements has the run on a Xeon, of
 `xeon.json`.
 
-Usage: python scripts/speed_pages.py [NEW.json ...]    (first takes over the speed.json of a run, or of several)
+Usage: python scripts/speed_pages.py [SPEED.json ...]    (first takes over the speed.json of a run, or of several)
 """
 
 import json
@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from blockformer.pictures.canvas import GREY, LIGHT, STRONG_BLUE, STRONG_ORANGE, Canvas
@@ -79,6 +80,7 @@ class Run:
     def __init__(self, path: Path = RUN):
         run = json.loads(path.read_text(encoding="utf-8"))
         self.machine: dict = run["machine"]
+        self.day = date.fromisoformat(run["date"])
         self.rows: list[dict] = run["rows"]
         self.has_both = any(row["peer"] == PEER_COMPILED for row in self.rows)
 
@@ -93,15 +95,16 @@ class Run:
         return None
 
     def machine_words(self) -> tuple[str, str]:
-        """The machine in English and Chinese."""
+        """The day and the machine in English and Chinese."""
         machine, speed = self.machine, f"{self.machine['gemm_gflops']['float32']:,.0f} GFLOPS"
-        read, threads = f"{machine['read_gbs']:.0f} GB/s", machine["threads"]
+        read, threads, day = f"{machine['read_gbs']:.0f} GB/s", machine["threads"], self.day
         parts = machine["processor"], machine["instructions"]
         packages = f"torch {machine['torch']}", f"transformers {machine['transformers']}"
         return (
-            f"{', '.join(parts)}, {threads} threads; {', '.join(packages)}; float32; memory is read at {read}, "
-            f"matrices multiplied at {speed}",
-            f"{'，'.join(parts)}，{threads} 个线程；{'、'.join(packages)}；float32；读内存 {read}，矩阵乘法 {speed}",
+            f"{day.day} {day:%B %Y}: {', '.join(parts)}, {threads} threads; {', '.join(packages)}; float32; "
+            f"memory is read at {read}, matrices multiplied at {speed}",
+            f"{day.year} 年 {day.month} 月 {day.day} 日：{'，'.join(parts)}，{threads} 个线程；{'、'.join(packages)}；"
+            f"float32；读内存 {read}，矩阵乘法 {speed}",
         )
 
 
@@ -292,11 +295,18 @@ def pages(run: Run) -> dict[Path, str]:
 def take_over(paths: list[Path]) -> None:
     """Make one run of the files that `benchmarks/run.py` wrote on one machine; a later one replaces equal rows."""
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    for path, run in zip(paths, runs, strict=True):
+        for name in ("processor", "instructions", "threads", "torch", "transformers"):
+            if run["machine"][name] != runs[0]["machine"][name]:
+                raise SystemExit(
+                    f"{path} has {name} {run['machine'][name]}, {paths[0]} has {runs[0]['machine'][name]}: "
+                    "the pages show one machine, so measure every part on it"
+                )
     key = ("shape", "work", "dtype", "context", "batch", "peer")
     rows = {tuple(row[name] for name in key): row for run in runs for row in run["rows"]}
-    RUN.parent.mkdir(exist_ok=True)
-    text = json.dumps({"machine": runs[0]["machine"], "rows": list(rows.values())}, indent=1)
-    RUN.write_text(text + "\n", encoding="utf-8")
+    command = "; ".join(dict.fromkeys(run["command"] for run in runs if "command" in run))
+    head = {"date": runs[-1]["date"], **({"command": command} if command else {}), "machine": runs[0]["machine"]}
+    RUN.write_text(json.dumps({**head, "rows": list(rows.values())}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -231,6 +232,43 @@ def test_each_unit_and_peer_has_a_table_of_its_own(benchmark):
     assert parts[6].splitlines()[2:] == [
         "| Tiny | convert | float32 | - | - | 2,000.0 / 2,000.0 | 1,000.0 / 1,000.0 | 0.50 | 0.50 | - |"
     ]
+
+
+def test_a_run_is_written_as_the_pages_read_it(benchmark, monkeypatch, tmp_path):
+    report, machine, workloads = (benchmark(name) for name in ("report", "machine", "workloads"))
+    row = workloads.make_row("Tiny", "decode", torch.float32, 16, 1, ([0.002], [0.004]), 0.0)
+    monkeypatch.setattr(sys, "argv", ["/some/where/benchmarks/run.py", "--only", "small"])
+    report.write(tmp_path, machine.Machine(**machine.named(), read_gbs=30, gemm_gflops={"float32": 100}), [row])
+    run = json.loads((tmp_path / "speed.json").read_text())
+    assert run["command"] == "python benchmarks/run.py --only small"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", run["date"])
+    assert run["machine"].keys() > machine.named().keys() == {"processor", "instructions", "threads", *VERSIONS}
+    assert (run["rows"][0]["work"], run["rows"][0]["ratio_median"]) == ("decode", 2)
+
+
+VERSIONS = ("torch", "transformers")
+
+
+@pytest.mark.parametrize("name", ["thresholds", "drafts"])
+def test_what_a_program_prints_it_also_writes(name, benchmark, monkeypatch, tmp_path, capsys):
+    program, threads = benchmark(name), torch.get_num_threads()
+    if name == "thresholds":
+        monkeypatch.setattr(program, "ratios", lambda: iter([("a number", 8, [0.5, None])]))
+    else:
+        monkeypatch.setattr(program, "gather", lambda **_: None)
+        monkeypatch.setattr(program, "trained", lambda *_: (None, torch.zeros(1024, dtype=torch.long)))
+        monkeypatch.setattr(program, "measured", lambda *_: {0: (64.0, 0.5), 1: (40.0, 0.4)})
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--output", str(tmp_path / "run.json")])
+    try:
+        program.main()
+    finally:
+        torch.set_num_threads(threads)
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["command"].startswith(f"python benchmarks/{name}.py --output")
+    assert run["machine"]["processor"] in capsys.readouterr().out
+    rows = {"thresholds": [{"name": "a number", "number": 8, "ratios": [0.5, None]}]}
+    rows["drafts"] = [{"drafts": 0, "forwards": 64, "seconds": 0.5}, {"drafts": 1, "forwards": 40, "seconds": 0.4}]
+    assert run["rows"] == rows[name]
 
 
 def test_dtypes_in_which_large_models_would_take_hours_are_known(benchmark):

@@ -90,6 +90,7 @@ def script(name):
 
 family_table = script("family_table")
 speed_pages = script("speed_pages")
+measured_tables = script("measured_tables")
 
 
 def markdown_files():
@@ -382,6 +383,45 @@ def test_every_speed_on_the_pages_is_of_the_run():
     for (works, *_), states in zip(speed_pages.KINDS, speed_pages.XEON_STATES, strict=True):
         assert all(xeon.row(work, state) for work in works for state in states)
     assert all(row["ratio_median"] == row["peer_median"] / row["ours_median"] for row in (*run.rows, *xeon.rows))
+
+
+def test_the_speeds_of_two_machines_do_not_become_one_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed_pages, "RUN", tmp_path / "run.json")
+    run = json.loads((ROOT / "benchmarks" / "runs" / "cpu.json").read_text(encoding="utf-8"))
+    first, again, other = (tmp_path / f"{name}.json" for name in ("first", "again", "other"))
+    row = run["rows"][0] | {"ours_min": 1.0, "date": "2026-12-01"}
+    first.write_text(json.dumps(run))
+    again.write_text(json.dumps(run | {"date": "2026-12-01", "rows": [row]}))
+    speed_pages.take_over([first, again])
+    made = speed_pages.Run(tmp_path / "run.json")
+    assert (made.rows[0], made.rows[1:], made.day.isoformat()) == (row, run["rows"][1:], "2026-12-01")
+    other.write_text(json.dumps(run | {"machine": run["machine"] | {"processor": "another"}}))
+    with pytest.raises(SystemExit, match=r"other.json has processor another, .* measure every part on it"):
+        speed_pages.take_over([first, other])
+
+
+def test_every_table_of_measurements_is_of_its_runs():
+    """`python scripts/measured_tables.py` writes them, and nothing but a script writes a table there."""
+    for path, text in measured_tables.pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"run python scripts/measured_tables.py for {path.name}"
+        by_hand = re.sub(r"<!-- ([\w. -]+) -->\n.*?<!-- end of \1 -->", "", text, flags=re.S)
+        assert not re.search(r"^\|", by_hand, re.M), path.name
+    used = {name for table in measured_tables.TABLES.values() for name in table.records}
+    assert {path.stem for path in measured_tables.RUNS.glob("*.json")} == used | {"cpu", "xeon"}
+    for name in used:
+        run = measured_tables.record(name)
+        assert run["machine"]["instructions"], name
+        for row in () if "copied" in run else run["rows"]:
+            assert row["ratio_median"] == row["peer_median"] / row["ours_median"], name
+
+
+def test_a_table_of_measurements_is_said_in_both_languages():
+    """The Chinese cells have no English word that is not a name; what a new run adds is found here."""
+    words = set()
+    for table in measured_tables.TABLES.values():
+        for line in table.lines([row for name in table.records for row in measured_tables.record(name)["rows"]]):
+            words |= set(re.findall(r"\b[a-z]{3,}\b", " ".join(map(measured_tables.in_chinese, line))))
+    assert words <= {"transformers", "llama", "cpp", "base", "int8", "bfloat16", "fsync"}
 
 
 def test_a_page_without_a_place_for_the_speeds_is_an_error():
