@@ -17,7 +17,7 @@ ONEDNN ?= AVX2
 MKL ?= AVX2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portable exhaustive nightly threads-1 threads-4 check lint format bench bench-full versions clients \
+.PHONY: help setup demo test portable exhaustive nightly threads-1 threads-4 check lint format bench bench-pages bench-full versions clients \
   extra-tests quantization docs-setup docs wheel smoke clean
 
 help: ## list the targets
@@ -68,6 +68,12 @@ format: $(READY) ## apply ruff's fixes and format
 
 bench: $(READY) ## speed and memory beside transformers, some minutes (BENCH_ARGS="--only training")
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+bench-pages: $(READY) ## what the README and the benchmarks show, on an idle machine, and write it there
+	$(BIN)/python benchmarks/run.py --dtypes float32 --output benchmarks/results/pages --only \
+	  decoder small gpt2 encoder encoder-decoder translator compiled both-compiled
+	$(BIN)/python scripts/speed_pages.py benchmarks/results/pages/speed.json
+	$(BIN)/python scripts/figures.py
 
 bench-full: $(READY) ## the same with every size and context
 	$(BIN)/python benchmarks/run.py --full $(BENCH_ARGS)

@@ -5,6 +5,8 @@ docs/gpu.md and docs/quickstart.md; nobody copies one by hand. The page of measu
 `xeon.json`.
 
 Usage: python scripts/speed_pages.py [SPEED.json ...]    (first takes over the speed.json of a run, or of several)
+
+`make bench-pages` measures what the pages show and writes them.
 """
 
 import json
@@ -81,6 +83,7 @@ class Run:
         run = json.loads(path.read_text(encoding="utf-8"))
         self.machine: dict = run["machine"]
         self.day = date.fromisoformat(run["date"])
+        self.notes: tuple[str, str] = tuple(run.get("notes", ("", "")))
         self.rows: list[dict] = run["rows"]
         self.has_both = any(row["peer"] == PEER_COMPILED for row in self.rows)
 
@@ -142,16 +145,47 @@ XEON_STATES = ((COMPILED, BOTH), (PREPARED,))
 """For each kind. Models that write were measured with packed weights, which are no longer used on such a processor."""
 
 
+def states_of(run: Run) -> tuple[Sequence[str], ...]:
+    """For each kind of work, what the run has of it. Encoders are not compiled."""
+    return ((PREPARED, COMPILED, BOTH) if run.has_both else (PREPARED, COMPILED)), (PREPARED,)
+
+
 def tables(run: Run, chinese: bool, states: Sequence[Sequence[str]] = ()) -> str:
     """The tables of a page, with a column for each state: by default all that the run has."""
-    parts = [f"{run.machine_words()[chinese]}{'。' if chinese else '.'}"]
-    every = (PREPARED, COMPILED, BOTH) if run.has_both else (PREPARED, COMPILED)
-    for (works, *titles), shown in zip(KINDS, states or (every, every), strict=True):
+    parts = [f"{run.machine_words()[chinese]}{'。' if chinese else '. '}{run.notes[chinese]}".rstrip()]
+    for (works, *titles), shown in zip(KINDS, states or states_of(run), strict=True):
         head = [HEADS[name][chinese] for name in ("", PEER, *shown)]
         parts += ["", titles[chinese] + ("：" if chinese else ":"), ""]
         parts += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
         parts += [line(run, work, work.chinese if chinese else work.name, shown) for work in works]
     return "\n".join(parts)
+
+
+SLOWER = (
+    (
+        "In the tables above nothing that is prepared or compiled is slower than transformers.",
+        "上面的表里，准备后或编译后没有一项比 transformers 慢。",
+    ),
+    ("In the tables above these are slower than transformers: {}.", "上面的表里，比 transformers 慢的有：{}。"),
+    (" Slower than its compiled step: {}.", "比编译后的 transformers 慢的有：{}。"),
+)
+"""Nothing is slower; what is slower than transformers, and than its compiled step."""
+
+
+def slower(run: Run, chinese: bool) -> str:
+    """Which works of the tables are slower than transformers, or than its compiled step."""
+    found: dict[bool, list[str]] = {False: [], True: []}
+    for (works, *_), shown in zip(KINDS, states_of(run), strict=True):
+        for work, state in ((work, state) for work in works for state in shown):
+            row = run.row(work, state)
+            if row and round(row["ratio_median"], 2) < 1:
+                name = row["shape"].partition(",")[0], work.work, str(row["context"]), HEADS[state][0]
+                words = ", ".join(name[: 3 if state == BOTH else 4])
+                found[state == BOTH].append(f"{words} ({row['ratio_median']:.2f})")
+    nothing, than_eager, than_compiled = (words[chinese] for words in SLOWER)
+    joint = "；" if chinese else "; "
+    said = than_eager.format(joint.join(found[False])) if found[False] else nothing
+    return said + (than_compiled.format(joint.join(found[True])) if found[True] else "")
 
 
 def every_row(run: Run, chinese: bool) -> str:
@@ -174,7 +208,7 @@ WORDS = (
     (
         "Tokens per second of Qwen3-0.6B: transformers {peer}; ours prepared {prepared}, compiled {compiled}",
         "{machine}. After a short prompt Qwen3-0.6B writes {prepared} tokens per second prepared and {compiled} "
-        "compiled, transformers {peer} (eager, its default on a CPU). An encoder of BERT-base's width, its batch "
+        "compiled, transformers {peer} (eager, its default on a CPU{both}). An encoder of BERT-base's width, its batch "
         "41 / 71 / 100% full, is {encoders} times as fast as transformers when prepared. With its trained weights "
         "the chat model above writes {chat_prepared} tokens per second prepared and {chat_compiled} compiled, "
         "transformers {chat_peer} "
@@ -185,7 +219,7 @@ WORDS = (
     (
         "Qwen3-0.6B 每秒的词元数：transformers {peer}；我们准备后 {prepared}，编译后 {compiled}",
         "{machine}。提示很短时，Qwen3-0.6B 准备后每秒写 {prepared} 个词元，编译后 {compiled} 个；"
-        "transformers 是 {peer} 个（不编译，这是它在 CPU 上的默认做法）。"
+        "transformers 是 {peer} 个（不编译，这是它在 CPU 上的默认做法{both}）。"
         "BERT-base 宽度的编码器，批次里 41 / 71 / 100% 是文本时，"
         "准备后是 transformers 的 {encoders} 倍。上面的对话模型用训练好的权重，准备后每秒写 {chat_prepared} 个词元，"
         "编译后 {chat_compiled} 个，transformers 是 {chat_peer} 个"
@@ -202,8 +236,13 @@ def sentences(run: Run, chinese: bool) -> str:
     """The picture of a README, and what it shows in words."""
     work = TOKENS[0]
     prepared, compiled = (run.row(work, state) for state in (PREPARED, COMPILED))
+    both = run.row(work, BOTH)
+    compiled_peer = (
+        ("; compiled {}", "；编译后 {} 个")[chinese].format(per_second(both["peer_median"], work)) if both else ""
+    )
     figures = {
         "machine": run.machine_words()[chinese],
+        "both": compiled_peer,
         "peer": per_second(prepared["peer_median"], work),
         "prepared": per_second(prepared["ours_median"], work),
         "compiled": per_second(compiled["ours_median"], work),
@@ -287,6 +326,7 @@ def pages(run: Run) -> dict[Path, str]:
         page, more = docs / "benchmarks.md", docs / "measurements.md"
         made[readme] = filled(readme.read_text(encoding="utf-8"), "speed", sentences(run, chinese))
         text = filled(page.read_text(encoding="utf-8"), "speed", tables(run, chinese))
+        text = filled(text, "slower", slower(run, chinese))
         made[page] = filled(text, "every row", every_row(run, chinese))
         made[more] = filled(more.read_text(encoding="utf-8"), "speed", tables(xeon, chinese, XEON_STATES))
     return made

@@ -385,6 +385,25 @@ def test_every_speed_on_the_pages_is_of_the_run():
     assert all(row["ratio_median"] == row["peer_median"] / row["ours_median"] for row in (*run.rows, *xeon.rows))
 
 
+def test_a_run_with_the_compiled_step_of_transformers_is_said_everywhere():
+    """Rows of the run on the Xeon in the first one: a column, a bar, the README's sentence, and what is slower."""
+    xeon, run = speed_pages.Run(speed_pages.XEON), speed_pages.Run()
+    run.rows += [row for row in xeon.rows if row["peer"] == speed_pages.PEER_COMPILED and not run.has_both]
+    run.has_both = True
+    work = speed_pages.TOKENS[0]
+    peer = speed_pages.per_second(run.row(work, speed_pages.BOTH)["peer_median"], work)
+    written = {path.name: text for path, text in speed_pages.pages(run).items()}
+    assert f"(eager, its default on a CPU; compiled {peer})" in written["README.md"]
+    assert f"编译后 {peer} 个" in written["README.zh-CN.md"]
+    assert "transformers compiled" in written["speed.svg"]
+    assert "| transformers compiled (ours compiled / it) |" in speed_pages.tables(run, False)
+    assert "| 编译后的 transformers" in speed_pages.tables(run, True)
+    english = speed_pages.slower(xeon, False)
+    assert "slower than transformers: Qwen3-0.6B, decode, 16, compiled (0.92)" in english
+    assert "Slower than its compiled step: Qwen3-0.6B, decode, 16 (0.88); GPT-2, decode, 16 (0.89)" in english
+    assert english.count("(") == speed_pages.slower(xeon, True).count("(")
+
+
 def test_the_speeds_of_two_machines_do_not_become_one_run(tmp_path, monkeypatch):
     monkeypatch.setattr(speed_pages, "RUN", tmp_path / "run.json")
     run = json.loads((ROOT / "benchmarks" / "runs" / "cpu.json").read_text(encoding="utf-8"))
