@@ -33,7 +33,11 @@ EXTRAS = {
     "quantization": Extra(("bitsandbytes", "optimum-quanto", "torchao"), ("tests/test_quantization.py",)),
     "look-inside": Extra(("transformer-lens==4.3.0", "nnsight==0.8.1"), ("tests/test_look_inside.py",)),
     "onnx": Extra(
-        ("onnx", "onnxscript", "onnxruntime"), ("tests/test_clients.py::test_the_onnx_example_says_what_pytorch_says",)
+        ("onnx", "onnxscript", "onnxruntime"),
+        (
+            "tests/test_clients.py::test_the_onnx_example_says_what_pytorch_says",
+            "tests/test_clients.py::test_the_block_on_onnx_exports_a_model_that_says_the_same",
+        ),
     ),
     "int8": Extra(
         ("nncf", "onnx", "onnxscript", "onnxruntime", "openvino", "torchao"),

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+import page_blocks
 import pytest
 import torch
 from client_scripts import SCRIPTS, accepted, environments, row, runner, suite
@@ -362,6 +363,18 @@ def test_the_onnx_example_says_what_pytorch_says(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["export_onnx.py", str(tmp_path / "repo"), str(tmp_path / "encoder.onnx")])
     load("export_onnx").main()
     assert "of the largest result" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_block_on_onnx_exports_a_model_that_says_the_same(tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    monkeypatch.chdir(tmp_path)
+    config = blockformer.preset("bert", num_attention_heads=2, **sizes)
+    blockformer.export_model(blockformer.BlockformerEncoderModel(config), "my-encoder")
+    found = page_blocks.run("clients.md", "# needs onnxscript")
+    assert_close(found["program"](**found["batch"])[0], found["model"](**found["batch"])[0])
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ A client reads where its Hub is when huggingface_hub is imported, so every clien
 """
 
 import json
+import re
 from types import SimpleNamespace
 
+import page_blocks
 import pytest
 import torch
 from fork_server import ForkServer, program
@@ -55,6 +57,16 @@ def published(tmp_path_factory, tiny_tokenizer):
     yield SimpleNamespace(hub=hub, clients=clients, commits=commits, logits=logits, folder=folder, home=clients.home)
     clients.close()
     hub.stop()
+
+
+def test_the_block_on_trust_loads_a_commit_with_its_code(published):
+    """Of a repo that is there, and one of its commits."""
+    block = page_blocks.block("trust.md", "someone/their-model")
+    commit = re.search(r'commit = "(\w+)"', block)[1]
+    block = block.replace("someone/their-model", "ann/small").replace(commit, published.commits["first"])
+    module = published.clients.run(program("hub_page"), block=block)
+    assert module.startswith("transformers_modules.ann.small.")
+    assert published.commits["first"] in module
 
 
 def files_of(published, repo, revision):

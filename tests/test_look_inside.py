@@ -3,6 +3,7 @@
 `make clients CLIENTS="nnsight transformer-lens"` makes their environments in .venvs/.
 """
 
+import page_blocks
 import pytest
 import torch
 from example_files import load
@@ -120,6 +121,44 @@ def test_nnsight_sees_and_changes_what_our_hooks_do(model):
     if model.config.final_logit_softcapping is not None:  # nnsight sees the head itself
         logits, without = (_capped(model, each) for each in (logits, without))
     assert_same([*stream, *heads, *patterns, logits, without], expected)
+
+
+def repo_of_the_page(tokenizer):
+    """`my-model` where the test is, with heads of the size that the page says."""
+    config = small("qwen3", vocab_size=len(tokenizer), hidden_size=64, num_attention_heads=4, head_dim=16)
+    torch.manual_seed(0)
+    model = blockformer.BlockformerDecoderForCausalLM(config).eval()
+    blockformer.export_model(model, "my-model", tokenizer=tokenizer)
+    model.set_attn_implementation("eager")
+    return model
+
+
+@torch.no_grad()
+def test_the_block_on_nnsight_runs(tmp_path, tiny_tokenizer, monkeypatch):
+    pytest.importorskip("nnsight")
+    monkeypatch.chdir(tmp_path)
+    model, ids = repo_of_the_page(tiny_tokenizer), torch.tensor([tiny_tokenizer("A text.").input_ids])
+    found = page_blocks.run("clients.md", "# needs nnsight")
+    outputs = model(ids, output_hidden_states=True, output_attentions=True)
+    mask = torch.ones(len(model.model.layers), 4)
+    mask[0, 1] = 0
+    assert_same(found["patterns"], list(outputs.attentions))
+    assert_same(found["stream"][:-1], list(outputs.hidden_states[1:-1]))
+    assert_same([found["logits"]], [model(ids, head_mask=mask).logits])
+
+
+@torch.no_grad()
+def test_the_block_on_transformer_lens_runs(tmp_path, tiny_tokenizer, monkeypatch):
+    pytest.importorskip("transformer_lens")
+    load("look_inside")  # which the block imports
+    monkeypatch.chdir(tmp_path)
+    model = repo_of_the_page(tiny_tokenizer)
+    found = page_blocks.run("clients.md", "# needs transformer_lens")
+    outputs = model(torch.tensor([[5, 6, 7, 8]]), output_hidden_states=True, output_attentions=True)
+    cache = found["cache"]
+    assert_same([found["logits"]], [outputs.logits])
+    assert_same([cache["blocks.0.hook_resid_post"]], [outputs.hidden_states[1]])
+    assert_same([cache["blocks.0.attn.hook_pattern"]], [outputs.attentions[0]])
 
 
 def _capped(model, logits):

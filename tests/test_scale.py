@@ -8,11 +8,13 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import page_blocks
 import pytest
 import scale_steps
 import torch
@@ -185,6 +187,39 @@ def test_accelerate_launches_trainer_and_it_resumes(tmp_path):
 
 
 # The page
+
+
+def test_the_block_on_shards_makes_a_repo_of_them(together, folder, tmp_path, monkeypatch):
+    """Of the shards that two processes saved."""
+    monkeypatch.chdir(tmp_path)
+    scale_steps.small_model().config.save_pretrained("run")
+    shutil.copytree(folder / "shards", "run/checkpoint-1000/pytorch_model_fsdp_0")
+    page_blocks.run("scale.md", "checkpoint.load(")
+    model = blockformer.BlockformerDecoderForCausalLM.from_pretrained("my-model")
+    trained = together["fsdp"][0]["weights"]
+    assert all(torch.equal(weight, trained[name]) for name, weight in model.named_parameters())
+
+
+@pytest.mark.slow
+def test_the_block_on_tensor_parallelism_runs_in_two_processes(tmp_path):
+    """By torchrun, in processes that know of this package only by the block."""
+    model = scale_steps.small_model().eval()
+    blockformer.export_model(model, tmp_path / "my-model")
+    more = "ids = __import__('torch').tensor([[5, 6, 7, 8]])\n"
+    more += "written = model.generate(ids, max_new_tokens=6, do_sample=False)\n"
+    more += "weight = model.model.layers[0].self_attn.q_proj.weight\n"
+    more += "print('PART', weight.to_local().numel(), written.tolist(), flush=True)\n"
+    (tmp_path / "generate.py").write_text(page_blocks.block("scale.md", "DistributedConfig(") + more)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "generate.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    parts = re.findall(r"PART (\d+) (.*)", done.stdout)
+    expected = model.generate(torch.tensor([[5, 6, 7, 8]]), max_new_tokens=6, do_sample=False).tolist()
+    half = model.model.layers[0].self_attn.q_proj.weight.numel() // 2
+    assert parts == [(str(half), str(expected))] * 2
 
 
 @pytest.mark.parametrize("text", blocks("yaml"), ids=["ddp", "fsdp"])

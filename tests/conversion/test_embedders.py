@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import page_blocks
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
@@ -94,6 +95,16 @@ def test_adapters_train_it_and_the_merged_model_is_a_repo(tmp_path):
     convert(tmp_path / "merged", tmp_path / "official", to_official=True)
     assert AutoModel.from_pretrained(tmp_path / "official").config.is_causal is False
     np.testing.assert_allclose(opened(tmp_path / "official").encode(TEXTS), adapted, atol=1e-5)
+
+
+def test_the_block_of_the_page_merges_adapters(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    decoder("src")
+    convert_for_search("src", "embedder", use="embedder")
+    names = page_blocks.run("retrieval.md", "import LoraConfig")
+    assert capsys.readouterr().out.endswith("verified\n")
+    np.testing.assert_allclose(opened("merged").encode(TEXTS), names["encoder"].encode(TEXTS), atol=1e-5)
 
 
 def test_the_command_line_writes_modules_pooling_and_prompts(tmp_path, capsys):

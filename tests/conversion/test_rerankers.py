@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import page_blocks
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -63,6 +64,16 @@ def test_scores_there_and_everything_back(tmp_path, kind, dtype):
     for name in names - {"model.safetensors"}:
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "src" / name).read_bytes(), name
     assert (tmp_path / "ours/config.json").read_bytes() == (tmp_path / "direct/config.json").read_bytes()
+
+
+def test_the_block_of_the_page_scores_a_pair(tmp_path, monkeypatch):
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.chdir(tmp_path)
+    decoder("src")
+    convert_for_search("src", "reranker", use="reranker", tokens=("no", "yes"))
+    names = page_blocks.run("retrieval.md", "import CrossEncoder")
+    pair = ("How do I keep bread fresh?", "Wrap the loaf in a cloth.")
+    assert 0 < names["reranker"].predict([pair]).item() < 1
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, CHAT, None])
