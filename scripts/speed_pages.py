@@ -207,18 +207,21 @@ def every_row(run: Run, chinese: bool) -> str:
 WORDS = (
     (
         "Tokens per second of Qwen3-0.6B: transformers {peer}; ours prepared {prepared}, compiled {compiled}",
-        "{machine}. After a short prompt Qwen3-0.6B writes {prepared} tokens per second prepared and {compiled} "
-        "compiled, transformers {peer} (eager, its default on a CPU{both}). An encoder of BERT-base's width, its batch "
+        "Prepared is after `prepare_for_inference()`, compiled with `compile=True` ([how](docs/make-it-faster.md)). "
+        "After a short prompt Qwen3-0.6B writes {prepared} tokens per second prepared and {compiled} compiled, "
+        "transformers {peer} (eager, its default on a CPU{both}). An encoder of BERT-base's width, its batch "
         "41 / 71 / 100% full, is {encoders} times as fast as transformers when prepared. With its trained weights "
         "the chat model above writes {chat_prepared} tokens per second prepared and {chat_compiled} compiled, "
         "transformers {chat_peer} "
         "([two cores](docs/quickstart.md#2-talk-to-it-and-count-the-tokens-two-minutes)). On a GPU, both compiled, "
         "a token of Qwen3-0.6B at batch 1 takes {h100} ms on an H100 and {h200} ms on an H200, transformers "
-        "{peer_h100} and {peer_h200} ([GPUs](docs/gpu.md)).",
+        "{peer_h100} and {peer_h200} ([GPUs](docs/gpu.md)). The CPU: {machine}.",
     ),
     (
         "Qwen3-0.6B 每秒的词元数：transformers {peer}；我们准备后 {prepared}，编译后 {compiled}",
-        "{machine}。提示很短时，Qwen3-0.6B 准备后每秒写 {prepared} 个词元，编译后 {compiled} 个；"
+        "“准备后”指调用 `prepare_for_inference()` 之后，“编译后”指再加上 `compile=True`"
+        "（[怎样使用](docs/zh/make-it-faster.md)）。"
+        "提示很短时，Qwen3-0.6B 准备后每秒写 {prepared} 个词元，编译后 {compiled} 个；"
         "transformers 是 {peer} 个（不编译，这是它在 CPU 上的默认做法{both}）。"
         "BERT-base 宽度的编码器，批次里 41 / 71 / 100% 是文本时，"
         "准备后是 transformers 的 {encoders} 倍。上面的对话模型用训练好的权重，准备后每秒写 {chat_prepared} 个词元，"
@@ -226,7 +229,7 @@ WORDS = (
         "（[两个核](docs/zh/quickstart.md#2-对话数一数每秒写几个词元两分钟)）。"
         "在 GPU 上，批大小 1，两边都编译，写 Qwen3-0.6B 的一个词元，"
         "H100 上 {h100} ms，H200 上 {h200} ms，transformers 是 {peer_h100} 和 {peer_h200} ms"
-        "（[GPU](docs/zh/gpu.md)）。",
+        "（[GPU](docs/zh/gpu.md)）。测量用的 CPU：{machine}。",
     ),
 )
 """Of the READMEs: what the picture shows, for those who cannot see it, and the sentences below it."""
