@@ -41,9 +41,12 @@ CHINESE = (
     ("by way of float32", "改用 float32 来乘"),
     (r"(\d+) texts?", r"\1 段文本"),
     ("batches", "批次"),
-    ("many rows", "多行"),
+    (r"\bmany rows", "多行"),
+    (r"\bfew rows", "少数几行"),
+    ("a token", "一个词元"),
+    (r"\(texts\)", "(文本)"),
     ("decoders", "解码器"),
-    (r"\ball\b", "全部"),
+    ("all models", "全部模型"),
     ("unprepared", "不做准备"),
     ("prepared", "已准备"),
     ("compiled", "已编译"),
@@ -66,8 +69,10 @@ CHINESE = (
 
 
 SAID = (
-    {"threads": "threads", "busy": "busy with other work", "memory": "memory is read at", "matmuls": "matmuls reach"},
-    {"threads": "个线程", "busy": "机器较忙", "memory": "读内存", "matmuls": "矩阵乘法"},
+    {"threads": "threads", "busy": "busy with other work", "memory": "memory is read at"}
+    | {"speeds": "matmuls reach ", "matmuls": "{} GFLOPS in {}"},
+    {"threads": "个线程", "busy": "机器较忙", "memory": "读内存"}
+    | {"speeds": "矩阵乘法 ", "matmuls": "{1} {0} GFLOPS"},
 )
 """What is said of a machine, in English and in Chinese."""
 
@@ -124,8 +129,8 @@ def gains(rows: list[dict]) -> str:
         texts = re.search(r"(\d+) x [\d,]+$", row["work"])
         of_what = f"{texts[1]} text{'s' if texts[1] != '1' else ''}" if texts else row["work"].removeprefix("encode, ")
         gain = spread(row["ratio_median"], "{:.3g}".format)
-        words = "" if of_what in ("decode", "greedy", "encode") else f" ({of_what.partition(' of ')[0]})"
-        found.setdefault(row["shape"].partition(",")[0], []).append(gain + words)
+        said = {"decode": "a token", "greedy": "a token", "encode": "texts"}.get(of_what, of_what.partition(" of ")[0])
+        found.setdefault(row["shape"].partition(",")[0], []).append(f"{gain} ({said})")
     return "; ".join(f"{shape} {', '.join(works)}" for shape, works in found.items())
 
 
@@ -234,8 +239,8 @@ def about(run: dict, chinese: bool, with_dtypes: bool) -> str:
     if "read_gbs" in machine:
         facts.append(f"{said['memory']} {spread(machine['read_gbs'], '{:.0f}'.format)} GB/s")
     if speeds := machine.get("gemm_gflops"):
-        told = [f"{dtype} {spread(speed, '{:.0f}'.format)} GFLOPS" for dtype, speed in speeds.items()]
-        facts.append(f"{said['matmuls']} {', '.join(told)}")
+        told = [said["matmuls"].format(spread(speed, "{:.0f}".format), dtype) for dtype, speed in speeds.items()]
+        facts.append(said["speeds"] + ", ".join(told))
     packages = {key: machine[key] for key in ("torch", "transformers") if key in machine} | run.get("versions", {})
     facts += [", ".join(f"{name} {version}" for name, version in packages.items())] if packages else []
     facts += [", ".join(dict.fromkeys(row["dtype"] for row in run["rows"]))] if with_dtypes else []
