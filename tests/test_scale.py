@@ -289,6 +289,7 @@ def test_what_vllm_asks_of_a_class(name):
         body = model.base_model
         assert type(body.get_decoder()) is type(body)
         assert list(model.config.base_model_pp_plan) == ["embed_tokens", "layers", "norm"]
+        assert model.config.num_nextn_predict_layers == 0  # it adds this to the number of layers
         assert [kind for _, kind in body.named_modules() if isinstance(kind, torch.nn.ModuleList)] == [body.layers]
 
 

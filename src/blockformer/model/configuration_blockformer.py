@@ -76,9 +76,9 @@ class BlockformerConfig(
     }
     if not TYPE_CHECKING:  # fields that every config is asked for, of one topology or of a part that may be left out
         kv_lora_rank = mlp_layer_types = num_experts = num_hidden_groups = token_embedding_size = v_head_dim = None
-        linear_bits = mlp_layers = num_nextn_predict_layers = query_growth = rope_layers = rope_parameters = None
+        linear_bits = mlp_layers = query_growth = rope_layers = rope_parameters = None
         token_dropout = hidden_size_per_layer_input = final_projection_size = token_types_as_tokens = None
-        position_offset, padding_position = 0, "index"
+        num_nextn_predict_layers, position_offset, padding_position = 0, 0, "index"  # vLLM adds the first to a number
         router_aux_loss_coef = 0.0  # TRL takes a model without a 0 here for one with experts
         relative_bias_per_layer = router_selection_bias = layer_scale = is_varied = scales_in_embedding = False
 
