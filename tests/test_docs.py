@@ -820,12 +820,9 @@ RUN_ONE_BY_ONE = {
         "voyage-4-nano": "conversion/test_search_layouts.py::test_voyage_4_nano_with_its_projection_as_a_module",
         "start_layer": "conversion/test_search_layouts.py::test_a_layerwise_reranker_of_minicpm_as_granite",
     },
-    "embedding-server.md": {"from vllm": ""},
+    "embedding-server.md": {"from vllm": "../scripts/clients/with_vllm.py::by_the_page"},
 }
-"""Page -> words of a block -> the test that makes what it needs and runs it.
-
-vLLM is too large to install for a test; `scripts/clients/with_vllm.py` runs it in this way.
-"""
+"""Page -> words of a block -> what makes it possible and runs it: a test, or one of other people's tools."""
 
 
 def test_every_block_of_a_page_runs():
@@ -836,7 +833,7 @@ def test_every_block_of_a_page_runs():
     assert rest - {"template.md"} <= RUN_ELSEWHERE.keys() | RUN_ONE_BY_ONE.keys()
     for name in (*RUN_ELSEWHERE.values(), *(name for tests in RUN_ONE_BY_ONE.values() for name in tests.values())):
         file, _, test = name.partition("::")
-        assert not name or f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), name
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), name
     bare = {
         path.name: [body for body in fences(path, "") if re.search(r"^(import|from) \w", body, re.M)] for path in ours
     }

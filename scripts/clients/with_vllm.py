@@ -6,8 +6,11 @@ transformers and torch itself, so it has an environment of its own, without this
 Usage: python with_vllm.py FOLDER [MODEL ...]
 """
 
+import functools
 import json
 import os
+import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -15,6 +18,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "embedding-server.md"
 VERSION = "0.32.0"
 SIZES = {
     "vocab_size": 512,
@@ -115,6 +119,8 @@ def serve(folder: str, job: str, backend: str) -> list:
         "enforce_eager": True,
     }  # fmt: skip
     prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    if POOLING.get(job) == "MEAN":
+        return by_the_page(folder, prompts, settings)
     if job in POOLING:
         pooler = PoolerConfig(seq_pooling_type=POOLING[job], use_activation=False)
         model = LLM(folder, runner="pooling", pooler_config=pooler, **settings)
@@ -123,6 +129,19 @@ def serve(folder: str, job: str, backend: str) -> list:
     outputs = [each.outputs[0] for each in LLM(folder, **settings).generate(prompts, greedy, use_tqdm=False)]
     steps = [list(zip(each.token_ids, each.logprobs, strict=True)) for each in outputs]
     return [[[token, found[token].logprob] for token, found in text] for text in steps]
+
+
+def by_the_page(folder: str, prompts: list[dict], settings: dict) -> list:
+    """The vectors of the block in docs/embedding-server.md, with these settings as well."""
+    import vllm
+
+    found = re.findall(r"^```\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    (block,) = (body for body in found if "from vllm" in body)
+    vllm.LLM = functools.partial(vllm.LLM, **settings)
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(block.replace('"minilm"', repr(folder)))
+        script.flush()
+        return runpy.run_path(script.name, {"texts": prompts})["vectors"]
 
 
 def ask(python: Path, folder: Path, job: str, backend: str):
