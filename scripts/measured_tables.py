@@ -1,8 +1,8 @@
 """Write the tables of docs/measurements.md, in both languages, from the records of runs in `benchmarks/runs/`.
 
 A record is one run: its date, command, machine and rows, as a program of `benchmarks/` writes it. In one with `copied`
-the figures are from a page, and only what stood there is known. To put a newer run into a table, put its file in place
-of the record, or beside it and its name into `TABLES`.
+the figures are from a page, and only what stood there is known. `notes` say more of a run, in English and Chinese. For
+a newer run, put its file in place of the record, or add it and put its name into `TABLES`.
 
 Usage: python scripts/measured_tables.py
 """
@@ -245,10 +245,11 @@ def about(run: dict, chinese: bool, with_dtypes: bool) -> str:
     facts += [", ".join(f"{name} {version}" for name, version in packages.items())] if packages else []
     facts += [", ".join(dict.fromkeys(row["dtype"] for row in run["rows"]))] if with_dtypes else []
     facts += [f"`{run['command']}`"] if "command" in run else []
+    notes = run.get("notes", ("", ""))[chinese]
     if chinese:
         told = "；".join(facts).replace(" to ", " 到 ").replace(", ", "，")
-        return f"{day.year} 年 {day.month} 月 {day.day} 日：{told}。"
-    return f"{day.day} {day:%B %Y}: {'; '.join(facts)}."
+        return f"{day.year} 年 {day.month} 月 {day.day} 日：{told}。{notes}"
+    return f"{day.day} {day:%B %Y}: {'; '.join(facts)}. {notes}".rstrip()
 
 
 def in_chinese(cell: str) -> str:
