@@ -15,7 +15,6 @@ from torch import nn
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
-from blockformer.engine.few_rows import MOST_ROWS, Rows
 from blockformer.engine.graphs import Prompt, Steps, room_for
 from blockformer.engine.step import StepLayers, uncompiled_field
 from blockformer.engine.step_functions import StepFunctions
@@ -120,7 +119,7 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name):
     ids = ids % 97
     cache = model.model.new_cache()
     model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
-    functions = StepFunctions(model, copied=StepLayers(Rows(MOST_ROWS, varies=True), model.dtype, {}))
+    functions = StepFunctions(model, rows=3, copied=StepLayers(3, model.dtype, {}))
     prompt = Prompt(cache, mask[:, :-1].bool(), (mask.sum(-1, keepdim=True) - 1).clamp(min=0))
     steps = Steps(functions, prompt, room_for(LENGTH + WRITTEN), 97)
     steps.begin(prompt, ids[:, :-1], [], 0)

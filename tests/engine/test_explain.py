@@ -95,7 +95,7 @@ def test_a_compiled_model_says_which_batches_it_has_code_for(said):
     model = make().prepare_for_inference(compile=True)
     assert "at the first batch that needs" in ways_of(model)["one more token"]
     warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}, {"input_ids": token_ids(3, 5, vocab=97)}])
-    assert ways_of(model)["one more token"] == "compiled for 1 row, 2 to 4 rows"
+    assert ways_of(model)["one more token"] == "compiled for 1 row, 3 rows"
     assert all("compiled code" in way for name, way in ways_of(model).items() if "linear layers" in name)
     assert ways_of(model)["the prompt's layers"] == "layer by layer"
     assert not said

@@ -19,7 +19,7 @@ import blockformer
 from blockformer import preset
 from blockformer.engine import choices, compiler, step, step_functions
 from blockformer.engine.attention import PreparedAttention
-from blockformer.engine.few_rows import BLOCK, Rows
+from blockformer.engine.few_rows import BLOCK
 from blockformer.engine.runtime import TrainingRuntime
 from blockformer.engine.step import CompiledSteps, StepExperts, StepLayers
 from blockformer.engine.step_functions import StepFunctions, twin
@@ -57,7 +57,7 @@ def text(model, rows=3, **settings):
 
 
 def kinds(model):
-    """What was compiled: for one source, few or many, and the beams of each."""
+    """What was compiled: for how many sources, None for any number, and the beams of each."""
     return set(model.runtime.decoding.compiled.kinds() or ())
 
 
@@ -68,7 +68,7 @@ def test_the_text_is_the_same_in_every_way_of_generating():
     plain, quick = pair()
     for settings in WAYS:
         assert torch.equal(text(quick, **settings), text(plain, **settings)), settings
-    assert kinds(quick) == {("few", 1), ("many", 1)}
+    assert kinds(quick) == {(3, 1), (None, 1)}
     draft = copy.deepcopy(plain)
     assert torch.equal(text(quick, 1, assistant_model=draft), text(plain, 1, assistant_model=draft))
 
@@ -78,14 +78,14 @@ def test_the_text_is_the_same_in_every_way_of_generating():
         assert text(model, streamer=stream, **ways).shape == (3, 17)
     assert len(streams[0].tokens) == 9  # the prompts, and eight tokens of each row
     assert streams[0].tokens == streams[1].tokens
-    assert kinds(quick) <= {("one", 1), ("few", 1), ("many", 1)}
+    assert kinds(quick) <= {(1, 1), (3, 1), (None, 1)}
 
 
 def test_drafts_of_the_first_layers_run_without_compiled_parts(untraced):
     plain, quick = pair()
     whole = text(plain, 1)
     assert torch.equal(text(quick, 1), whole)
-    assert kinds(quick) == {("one", 1)}
+    assert kinds(quick) == {(1, 1)}
     assert torch.equal(text(quick, 1, assistant_early_exit=1), whole)
     assert (quick.config.num_hidden_layers, text(quick, 1).tolist()) == (2, whole.tolist())
 
@@ -165,7 +165,7 @@ def test_steps_read_no_more_than_a_window(untraced):
 def test_a_text_of_layers_that_keep_a_state():
     plain, quick = family_pair("qwen3_5_text")
     assert torch.equal(text(quick, 1), text(plain, 1))
-    assert kinds(quick) == {("one", 1)}
+    assert kinds(quick) == {(1, 1)}
     assert not quick.runtime.decoding.fallbacks.reasons
 
 
@@ -175,7 +175,7 @@ def test_experts_in_a_step_give_the_same(family):
     plain, quick = family_pair(family)
     states = torch.randn(1, 1, STRONG["hidden_size"])
     sparse = plain.model.layers[1].mlp
-    in_step = twin(sparse, StepLayers(Rows(1), torch.float32, {}))
+    in_step = twin(sparse, StepLayers(1, torch.float32, {}))
     assert type(in_step.experts) is StepExperts
     assert_close(in_step(states), sparse(states))
     quick.config.output_router_logits = True
@@ -229,7 +229,7 @@ def test_assisted_decoding_with_compiled_models_on_both_sides(family):
 def test_beams_of_an_encoder_decoder():
     plain, quick = pair("t5", decoder_start_token_id=0)
     assert torch.equal(text(quick, num_beams=3), text(plain, num_beams=3))
-    assert kinds(quick) == {("many", 3)}
+    assert kinds(quick) == {(None, 3)}
 
 
 @pytest.mark.exhaustive
@@ -252,7 +252,7 @@ def test_other_dtypes(dtype):
     with in_float64(plain) as wide:
         exact = one_more_token(wide, ids)
     assert_as_exact(one_more_token(quick, ids), one_more_token(plain, ids), exact, times=2)
-    assert kinds(quick) == {("few", 1)}
+    assert kinds(quick) == {(3, 1)}
 
 
 def one_more_token(model, ids):
@@ -404,7 +404,7 @@ def test_weights_that_change_or_move_are_seen():
         torch.manual_seed(3)
         each.lm_head = torch.nn.Linear(32, 97, bias=False)
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
-    assert kinds(quick) == {("many", 1)}
+    assert kinds(quick) == {(None, 1)}
     assert quick.runtime.decoding.compiled.bytes_of_copies() == 0
     quick.prepare_for_training()
     assert type(quick.runtime) is TrainingRuntime
@@ -419,7 +419,7 @@ def test_many_rows_are_multiplied_right_whatever_is_faster(is_faster, monkeypatc
     for rows in (6, 9, 40):
         ids = token_ids(rows, 9, vocab=97)
         assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
-    assert kinds(quick) == {("many", 1)}
+    assert kinds(quick) == {(None, 1)}
 
 
 @torch.no_grad()
@@ -429,7 +429,7 @@ def test_a_copy_has_steps_of_its_own(untraced):
     for again in (quick, copy.deepcopy(quick), _pickled(quick)):
         assert isinstance(again.runtime.decoding.compiled, CompiledSteps)
         assert_close(one_more_token(again, ids), one_more_token(plain, ids))
-        assert kinds(again) == {("few", 1)}
+        assert kinds(again) == {(3, 1)}
         assert again.runtime.decoding.compiled._model is again
     _write(quick)
     assert not torch.equal(one_more_token(quick, ids), one_more_token(again, ids))
@@ -591,7 +591,7 @@ def test_a_text_by_weights_of_4_bits_follows_them(dtype, together, monkeypatch):
     plain = low_model(dtype)
     quick = copy.deepcopy(plain).prepare_for_inference(compile=True)
     assert_same_logits(quick, plain)
-    assert kinds(quick) == {("one", 1)}
+    assert kinds(quick) == {(1, 1)}
     for model in (plain, quick):
         torch.manual_seed(1)
         for layer in low_of(model):
@@ -602,7 +602,7 @@ def test_a_text_by_weights_of_4_bits_follows_them(dtype, together, monkeypatch):
         assert torch.equal(text(quick, 1, num_beams=3), text(plain, 1, num_beams=3))
         assert torch.equal(text(quick, 3), text(plain, 3))
         assert torch.equal(text(quick, 3, num_beams=3), text(plain, 3, num_beams=3))
-        assert kinds(quick) == {("one", 1), ("few", 1)}  # more rows are multiplied by a weight together
+        assert kinds(quick) == {(1, 1), (3, 1)}  # more rows are multiplied by a weight together
 
 
 def low_model(dtype):
@@ -639,7 +639,7 @@ def test_what_lies_behind_the_keys_is_not_read(untraced, monkeypatch):
         ids = token_ids(1, length, vocab=STRONG["vocab_size"])
         ways = {"max_new_tokens": 10, "do_sample": False}
         assert torch.equal(quick.generate(ids, **ways), plain.generate(ids, **ways)), length
-    assert kinds(quick) == {("one", 1)}
+    assert kinds(quick) == {(1, 1)}
 
 
 @pytest.mark.parametrize(("make", "message"), [

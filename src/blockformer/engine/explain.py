@@ -106,7 +106,7 @@ def warm_up(model, batches, **settings):
     Args:
         model: a Blockformer model of this package, in evaluation mode; see `prepare_for_inference`.
         batches: an example of each kind of batch: the arguments of `generate` or of `forward`, by name, such as a
-            tokenizer returns. Code is made for one row, for two to four and for more (a decoder's beams are rows),
+            tokenizer returns. Code is made for one, two, three and four rows and for more (a decoder's beams are rows),
             and in an encoder-decoder for each number of beams.
         settings: of `generate`, such as `num_beams`, for all batches.
 
@@ -169,11 +169,9 @@ def _writing(model) -> list[Part]:
     return [Part("one more token", way)]
 
 
-def _named(sources: str, beams: int) -> str:
-    if beams == 1:
-        return {"one": "1 row", "few": "2 to 4 rows", "many": "any number of rows"}[sources]
-    kind = {"one": "1 text", "few": "few texts", "many": "any number of texts"}[sources]
-    return f"{kind} with {beams} beams"
+def _named(sources: int | None, beams: int) -> str:
+    what = f"{sources or 'any number of'} {'row' if beams == 1 else 'text'}{'' if sources == 1 else 's'}"
+    return what if beams == 1 else f"{what} with {beams} beams"
 
 
 def _layers(stack: Stack) -> Part:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..model.awq_linear import ABOVE, QuantizedLinear, raised
 from ..watched import is_transformed
 from .choices import IN_PARTS, ONEDNN, WIDENED, is_enabled, is_faster
-from .few_rows import MOST_ROWS, Rows, as_rows, computed_once, rows_of
+from .few_rows import MOST_ROWS, as_rows, computed_once, rows_of
 
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
 # than it gains (benchmarks/thresholds.py).
@@ -312,7 +312,7 @@ class OrderedLinear(FourBitCopy):
     ordered_zeros: torch.Tensor
     ordered_scales: torch.Tensor
     bias: torch.Tensor | None
-    rows: Rows
+    rows: int
 
     def forward(self, states):
         """As `F.linear` of few rows; summed in float32."""
@@ -328,7 +328,7 @@ class OrderedLinear(FourBitCopy):
             - (zeros.float() * scales * sums[row]).sum(1)
             for row in range(len(inputs))
         ]
-        return as_rows(outputs, states, self.rows, self.bias)
+        return as_rows(outputs, states, self.bias)
 
     def made_of(self, numbers, zeros, scales):
         """The weights in order."""

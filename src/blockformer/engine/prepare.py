@@ -60,7 +60,7 @@ def prepare_for_inference(model, *, compile: bool = False):
         model: a Blockformer model of this package.
         compile: have the step of that loop compiled by `torch.compile`; calls of the model itself, such as a
             loop of your own makes, run as without `compile`. This needs a C++ compiler, and the first batch of each
-            kind (one row, two to four or more, and each number of beams) waits for it, 52 seconds for a small decoder
+            kind (one to four rows or more, and each number of beams) waits for it, 52 seconds for a small decoder
             on two busy cores; later processes read the code from PyTorch's own cache (`TORCHINDUCTOR_CACHE_DIR`).
             Prompts are read layer by layer, and a model that does not write is prepared as without `compile`. Weights
             stay plain and are read as they are, so a changed weight is followed. 4-bit weights are held twice; the

@@ -29,7 +29,7 @@ from ..watched import is_bare, unknown_code
 from .attention import PreparedAttention, StepAttention
 from .choices import ONEDNN, OtherLoop, is_faster
 from .compiler import compiled, has_compiler
-from .few_rows import MOST_ROWS, Rows, as_rows, computed_once, rows_of
+from .few_rows import MOST_ROWS, as_rows, computed_once, multiplied, rows_of
 from .linear import OrderedLinear, QuickLinear, by_onednn_in_a_graph, in_columns
 from .search import choose
 from .step_functions import NO_CODE, StepFunctions
@@ -52,15 +52,15 @@ class StepLinear(nn.Linear):
         matmul: a library's, of states, weight and bias.
     """
 
-    rows: Rows | None = None
+    rows: int | None = None
     matmul: Callable = staticmethod(F.linear)
 
     def forward(self, states):
         """As `F.linear`."""
         if self.rows is None:
             return self.matmul(states, self.weight, self.bias)
-        weight = self.weight.float()
-        return as_rows([(weight * row).sum(-1) for row in rows_of(states, self.rows)], states, self.rows, self.bias)
+        outputs = [multiplied(self.weight, row) for row in rows_of(states, self.rows)]
+        return as_rows(outputs, states, self.bias)
 
 
 class StepExperts(Experts):
@@ -98,7 +98,7 @@ class StepLayers:
         in_place: layers and their replacements, which hold 4-bit weights in another order.
     """
 
-    def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
+    def __init__(self, rows: int | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
         self.in_place = in_place
         self.matmul: Callable = F.linear
         if dtype is torch.float32:
@@ -151,7 +151,7 @@ class CompiledSteps:
         """Of weights in another layout, held in addition to the plain ones."""
         return sum(layer.nbytes for layer in self._ordered.values())
 
-    def kinds(self) -> list[tuple[str, int]] | None:
+    def kinds(self) -> list[tuple[int | None, int]] | None:
         """The kinds of batches, see `explain`, that there is code for; None before the first one."""
         ready = [kind for kind, each in self._functions.items() if each is not None and not each.has_failed]
         return ready if self._functions else None
@@ -170,8 +170,9 @@ class CompiledSteps:
             raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write, or is in float64")
         if self._unknown_code is not None:
             raise OtherLoop(f"the model contains code of another package: {self._unknown_code}")
-        is_few = rows <= MOST_ROWS and (beams == 1 or is_low)  # 4-bit weights have no other matmul than loops
-        kind = ("one" if sources == 1 else "few" if is_few else "many", beams)
+        # 4-bit weights have no other matmul than loops.
+        is_few = sources == 1 or (rows <= MOST_ROWS and (beams == 1 or is_low))
+        kind = (sources if is_few else None, beams)
         if not self._has(kind):
             with self._lock:
                 if not self._has(kind):  # a thread that waits for it may find them here
@@ -185,14 +186,14 @@ class CompiledSteps:
         functions = self._functions.get(kind)
         return kind in self._functions and (functions is None or functions.dtype is self._model.dtype)
 
-    def _new_functions(self, sources: str, beams: int) -> StepFunctions | None:
+    def _new_functions(self, sources: int | None, beams: int) -> StepFunctions | None:
         if not has_compiler():
             fix = "install g++ or clang++, or set CXX"
             logger.warning_once(f"found no C++ compiler, so the model runs uncompiled: {fix}.")
             return None
-        rows = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True)}.get(sources)
-        copied = StepLayers(rows, self._model.dtype, self._ordered)
-        return StepFunctions(self._model, beams, copied=copied, device="cpu")
+        rows = None if sources is None else sources * beams
+        copied = StepLayers(None if (rows or 0) > MOST_ROWS else rows, self._model.dtype, self._ordered)
+        return StepFunctions(self._model, beams, rows, copied=copied, device="cpu")
 
 
 class GPUStep(StepFunctions):

@@ -60,6 +60,7 @@ class StepFunctions:
     Args:
         model: a decoder with a language model head, or an encoder-decoder.
         beams: rows of a source.
+        rows: how many they are for; None: any number.
         written: see `LayersPart`.
         copied: see `twin`.
         device: whose code it is; None: uncompiled.
@@ -71,6 +72,7 @@ class StepFunctions:
         self,
         model,
         beams: int = 1,
+        rows: int | None = None,
         written: int = WRITTEN,
         copied: Callable = copy.copy,
         device: str | None = None,
@@ -88,7 +90,7 @@ class StepFunctions:
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
         self._keeps_state = [keeps_state(layer) for layer in stack.layers]
         self.is_ready, self.has_failed = device != "cpu", False
-        self.beams, self.dtype, self.choose = beams, model.dtype, choose
+        self.beams, self.dtype, self.choose, self._rows = beams, model.dtype, choose, rows
         self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
         cut = [self.windows[layer.layer_type] for layer in stack.layers]
         self.cut = cut if any(cut) else []
@@ -152,26 +154,26 @@ class StepFunctions:
                 [B / n, K, E, D]. None and none without an encoder.
         """
         for tensor in (input_ids, positions):
-            _vary(tensor)
+            self._vary(tensor)
         for mask, _ in seen.values():
-            _vary(mask, 1)
+            self._vary(mask, 1)
         if source_mask is not None:
-            _vary(source_mask, 3)
+            self._vary(source_mask, 3)
         for pair, keeps in zip((*buffers, *sources), (*self._keeps_state, *(False for _ in sources)), strict=True):
             for tensor in pair:
-                _vary(tensor, None if keeps else 2)
+                self._vary(tensor, None if keeps else 2)
         states, cos_sin, biases = self._run_first(self._first, input_ids, positions, *next(iter(seen.values())))
         bias, start = biases[0] if biases else None, 0
         if bias is not None:
-            _vary(bias, 2)
+            self._vary(bias, 2)
         for tensor in cos_sin:
-            _vary(tensor)
+            self._vary(tensor)
         for run, part, size, kind in zip(self._run_layers, self._layers, self._sizes, self._kinds, strict=True):
             own = [[each for pair in pairs[start : start + size] for each in pair] for pairs in (buffers, sources)]
-            _vary(states)
+            self._vary(states)
             states = run(part, states, *seen[kind], cos_sin, bias, own[0], source_mask, own[1])
             start += size
-        _vary(states)
+        self._vary(states)
         return self._run_last(self._last, states)
 
     def _compile(self, input_ids, positions, seen: dict, buffers: list, *source) -> None:
@@ -193,8 +195,15 @@ class StepFunctions:
 
     def log_sums(self, logits):
         """What `log_softmax` subtracts from logits [B, V], float32 [B, 1], without writing as many numbers."""
-        _vary(logits)
+        self._vary(logits)
         return self._log_sums(logits)
+
+    def _vary(self, tensor, dim: int | None = None) -> None:
+        """Tell the compiler that a dimension of a tensor varies, and so does the number of rows, unless it is fixed."""
+        if dim is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, dim)
+        if self._rows is None and tensor.shape[0] > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def _run(part, *arguments):
@@ -204,14 +213,6 @@ def _run(part, *arguments):
 def _structure(group: list) -> str:
     """A description that two groups share if they can share code: their modules and the shapes of their weights."""
     return str([(layer.layer_type, layer, [each.shape for each in layer.state_dict().values()]) for layer in group])
-
-
-def _vary(tensor, dim: int | None = None) -> None:
-    """Tell the compiler that a dimension of a tensor varies, and so does the number of rows, unless it is 1."""
-    if dim is not None:
-        torch._dynamo.maybe_mark_dynamic(tensor, dim)
-    if tensor.shape[0] > 1:
-        torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def _groups_of(layers, most: int) -> list[list]:
