@@ -120,6 +120,7 @@ SPECIAL += [
     "hunyuan_v1_dense",
     "apertus",
     "olmo_hybrid",
+    "lfm2",
     "nemotron_h",
     "falcon_h1",
 ]
@@ -134,7 +135,7 @@ def whole_in(config):
     attention = attention or config.is_varied
     places = [r"\.(self|cross)_attn\."] if attention else []
     places += (
-        [r"\.self_attn\.(state_space\.)?out_proj"] if getattr(config, "layer_types", None) else []
+        [r"\.self_attn\.(state_space\.)?(in|out)_proj"] if getattr(config, "layer_types", None) else []
     )  # of layers with a state
     places += [r"\.experts\."] if getattr(config, "expert_bias", False) else []
     places += [r"relative_bias\.embedding$"] if config.position_type == "disentangled" else []
