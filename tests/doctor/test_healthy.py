@@ -1,6 +1,6 @@
 """No false alarms: what transformers has just saved is healthy, of every family, in every usual way of saving.
 
-`make test` takes ten families, `make exhaustive` all.
+`make test` takes eleven families, `make exhaustive` all.
 """
 
 import pytest
@@ -22,7 +22,7 @@ USUAL = {
     "encoder_decoder": (test_encoder_decoder_families.ROWS, test_encoder_decoder_families.LIKE_BART),
 }
 WAYS = ("plain", "bfloat16", "float16", "shards")
-USUALLY = ("llama", "gpt2", "bert", "t5", "bart", "mixtral", "hy_v3", "flint", "pegasus", "marian-decoder")
+USUALLY = ("llama", "gpt2", "bert", "t5", "bart", "mixtral", "hy_v3", "flint", "pegasus", "marian-decoder", "lfm2_moe")
 CASES = [
     pytest.param(name, way, marks=[] if name in USUALLY and way in ("plain", "float16") else pytest.mark.exhaustive)
     for name in FAMILIES

@@ -20,7 +20,15 @@ from .layouts import Layouts
 from .values import Values, values_of
 
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-KEPT_WIDE = ("e_score_correction_bias", "inv_freq", "A_log", "logit_scale", "masked_bias", "gate.wg.weight")
+KEPT_WIDE = (
+    "e_score_correction_bias",
+    ".expert_bias",
+    "inv_freq",
+    "A_log",
+    "logit_scale",
+    "masked_bias",
+    "gate.wg.weight",
+)
 """Ends of names of tensors that many models keep in float32."""
 
 
