@@ -26,6 +26,7 @@ SETTINGS = {
     "least length": {"eos_token_id": ENDS, "min_length": 8},
     "least new tokens": {"eos_token_id": ENDS, "min_new_tokens": 8},
     "end of none": {"eos_token_id": [*ENDS, 50256], "min_new_tokens": 6, "min_length": 8, "pad_token_id": 0},
+    "negative ends": {"eos_token_id": [*range(-60, 0)], "min_length": 8},
     "forbidden": {"no_repeat_ngram_size": 2, "bad_words_ids": [[5], [11]], "eos_token_id": ENDS},
     "forbidden pairs": {"bad_words_ids": [[5], [8, 9], [12, 13, 14]]},
     "suppressed": {"suppress_tokens": [9, 10], "begin_suppress_tokens": [11]},

@@ -136,6 +136,7 @@ def test_texts_are_the_library_s(name, loop):
         {"do_sample": True, "min_p": 0.1},
         {"repetition_penalty": 1.4},
         {"min_new_tokens": 9, "eos_token_id": [*range(2, 60), 50256]},
+        {"eos_token_id": [*range(-60, 0)], "min_length": 12},
         {"no_repeat_ngram_size": 2, "bad_words_ids": [[5], [8, 9]]},
         {"do_sample": True, "num_return_sequences": 3},
         {"forced_eos_token_id": 2},

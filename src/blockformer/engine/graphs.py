@@ -136,7 +136,7 @@ class Steps:
         self.slot.fill_(length)
         self.pad.fill_(pad)
         self.is_end.zero_()
-        if ends := [each for each in ends if each < self.is_end.shape[0]]:
+        if ends := [each for each in ends if 0 <= each < len(self.is_end)]:
             self.is_end[torch.tensor(ends, device=self.ids.device)] = True
         self.unfinished.fill_(True)
         self.count.zero_()

@@ -310,7 +310,8 @@ def _before_min_new_tokens(processor, logits, text):
 
 def _without_ends(processor, logits):
     ends = processor.eos_token_id
-    logits[:, ends[ends < logits.shape[1]]] = -torch.inf  # the library takes ends that no vocabulary has
+    own = ends[(ends >= 0) & (ends < logits.shape[1])]  # the library takes ends that no vocabulary has
+    logits[:, own] = -torch.inf
     return logits
 
 
