@@ -12,6 +12,7 @@ NORM, NETWORK = EXAMPLES / "blocks/dynamic_tanh.py", EXAMPLES / "blocks/squared_
 ATTENTION = EXAMPLES / "blocks/gated_attention.py"
 POSITIONS, RESIDUAL = EXAMPLES / "blocks/p_rope.py", EXAMPLES / "blocks/rezero.py"
 VALUES, LOOKED_UP = EXAMPLES / "blocks/value_residual.py", EXAMPLES / "blocks/value_embeddings.py"
+RECURRENCE = EXAMPLES / "blocks/gated_recurrence.py"
 FILES = (NORM, ATTENTION, POSITIONS, RESIDUAL, NETWORK)
 ALL = {
     "norm_type": "dynamic_tanh",

@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import load, save
 from torch.nn import functional as F
 
+from .declared_fields import of_the_package
 from .files.quiet import without_bars
-from .model.attention import Attention
+from .model.attention import LAYER_TYPES, Attention
 from .model.axes import BLOCKS, GROUPS, axes
 from .model.blocks import ENTRY, SCHEMES, Block
 from .model.compat import generation_field_names
@@ -26,6 +27,7 @@ from .model.configuration_blockformer import INHERITED_ARGUMENTS
 from .model.configuration_decoder import BlockformerDecoderConfig
 from .model.layer import Layer
 from .model.modeling_decoder import BlockformerDecoderForCausalLM
+from .model.states import StateLayer
 from .model_classes import CONFIGS
 from .publishing.repo_code import MODEL, topology_files
 
@@ -38,8 +40,10 @@ _TINY: dict[str, Any] = {
     "num_hidden_layers": 4,  # the first, the last, and two between: a block may tell layers apart
     "num_attention_heads": 2,
 }
-CLOSED = frozenset({"layer_types"})
-"""Axes whose blocks are the package's only."""
+_STATES = (
+    "begin with state_in(held, hidden_states) and end with keep(held, state), or write reads_whole_text = True in the "
+    "class, which then refuses to go on with a cache"
+)
 _LOCK = threading.Lock()
 
 
@@ -49,9 +53,10 @@ def register(file: str | PathLike[str]) -> dict[str, list[str]]:
     The file is Python, and imports only torch and its siblings in a repo (`from .blocks import block`). Each class in
     it under `@block(axis, value)` is one more value of that axis: `norm_type` (called with the config and the size of
     the last dimension), `mlp_type` (with the config and the inner width), `attention_type` (a self-attention that
-    extends `Attention`), `position_type` (`gives` says which positions: vectors, rotations or biases) or `residual` (a
-    layer that extends `Layer`). Every repo of a model that uses it carries the file as it is now. Registering the same
-    file again changes nothing.
+    extends `Attention`), `layer_types` (the attention of some layers, which extends `StateLayer` or `Attention`),
+    `position_type` (`gives` says which positions: vectors, rotations or biases) or `residual` (a layer that extends
+    `Layer`). Every repo of a model that uses it carries the file as it is now. Registering the same file again changes
+    nothing.
 
     Args:
         file: its path. Its name is the one that it has in a repo.
@@ -110,6 +115,7 @@ def _check_source(path: Path, source: bytes) -> None:
         raise ValueError(f"{path}: not Python: {error}") from error
     siblings = set.intersection(*({each.stem for each in topology_files(config)} for config in CONFIGS.values()))
     siblings = siblings - {"compat", "release"} | {"blocks"}
+    siblings |= {name.removesuffix(".py") for block in of_the_package() for name in block.digests}
     for node in ast.walk(tree):
         where = f"{path}: line {getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
@@ -170,9 +176,8 @@ def _load(path: Path, source: bytes) -> None:
 
 def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
     """Refuse axes that take no blocks, names that are taken, fields that are ours, and a file without a block."""
-    strange = BLOCKS.keys() - before.keys() | {axis for axis in CLOSED if BLOCKS[axis].keys() - before[axis].keys()}
-    if strange:
-        known = ", ".join(sorted(before.keys() - CLOSED))
+    if strange := BLOCKS.keys() - before.keys():
+        known = ", ".join(sorted(before))
         raise ValueError(f"{path}: {min(strange)!r} takes no blocks from outside; the axes that do: {known}.")
     added = [block for block in _registered() if before[block.axis].get(block.value) is not block]
     if not added:
@@ -180,13 +185,17 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
     ours = {name: each for config in CONFIGS.values() for name, each in axes(config).items()}
     for block in added:
         what, name, earlier = f"{block.axis}={block.value!r}", block.cls.__name__, before[block.axis].get(block.value)
-        if block.value in ours[block.axis].values:
+        taken = LAYER_TYPES if block.axis == "layer_types" else ours[block.axis].values
+        if block.value in taken or (earlier is not None and earlier.path.parent == MODEL):
             raise ValueError(f"{path}: {what} is one of Blockformer's: give your block another name.")
         if earlier is not None:
             raise ValueError(f"{path}: {what} is registered from {earlier.file}: give your block another name.")
         if block.axis == "attention_type" and not issubclass(block.cls, Attention):
             fix = "from .attention import Attention, and extend it: caches, masks and backends are its own"
             raise ValueError(f"{path}: {name} is not an Attention: {fix}.")
+        if block.axis == "layer_types" and not issubclass(block.cls, StateLayer | Attention):
+            fix = "from .states import StateLayer, and extend it; caches, padding and refusals are its own"
+            raise ValueError(f"{path}: {name} is neither a StateLayer nor an Attention: {fix}.")
         if block.axis == "residual" and not issubclass(block.cls, Layer):
             fix = "from .layer import Layer, and extend it: norms, attention and network are its own"
             raise ValueError(f"{path}: {name} is not a Layer: {fix}.")
@@ -217,7 +226,8 @@ def _names_of_the_library() -> set[str]:
 
 def _check_state(path: Path, axis: str, value: str) -> None:
     """Train, save and load a tiny model with a block: refused unless the same model comes back."""
-    what = f"{path}: a model with {axis}={value!r}"
+    what, is_layer = f"{path}: a model with {axis}={value!r}", axis == "layer_types"
+    goes_on = not (is_layer and getattr(BLOCKS[axis][value].cls, "reads_whole_text", False))
     modes = (torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False))
     with contextlib.ExitStack() as stack, torch.device("cpu"), torch.random.fork_rng(devices=[]), without_bars():
         for mode in modes:
@@ -225,22 +235,25 @@ def _check_state(path: Path, axis: str, value: str) -> None:
         torch.manual_seed(0)
         ids = torch.randint(_TINY["vocab_size"], (2, 6))
         try:
-            model = BlockformerDecoderForCausalLM(BlockformerDecoderConfig(**{**_TINY, axis: value}))
+            setting: Any = [value, "full_attention", value, value] if is_layer else value
+            model = BlockformerDecoderForCausalLM(BlockformerDecoderConfig(**{**_TINY, axis: setting}))
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(0.01 * torch.randn_like(parameter))
             model.train()(ids, labels=ids).loss.backward()
             wanted = model.eval()(ids).logits
             start = model(ids[:, :4], use_cache=True)
-            rest = model(ids[:, 4:], past_key_values=start.past_key_values).logits
+            rest = [model(ids[:, 4:], past_key_values=start.past_key_values).logits] if goes_on else [wanted[:, 4:]]
         except Exception as error:
             raise ValueError(f"{what} does not run: {type(error).__name__}: {error}") from error
         if not torch.isfinite(wanted).all():
             raise ValueError(f"{what} returns NaN or infinity.")
-        if not torch.allclose(torch.cat((start.logits, rest), dim=1), wanted, rtol=1e-3, atol=1e-4):
-            fix = "a block computes each token's state from this state only"
+        if not torch.allclose(torch.cat((start.logits, *rest), dim=1), wanted, rtol=1e-3, atol=1e-4):
+            fix = _STATES if is_layer else "a block computes each token's state from this state only"
             raise ValueError(f"{what} writes other text with a cache than without: {fix}.")
-        _check_rows(what, model, ids, wanted)
+        if is_layer and goes_on:
+            _check_beams(what, model, ids, wanted)
+        _check_rows(what, model, ids, wanted, BLOCKS[axis][value])
         _check_checkpointing(what, model, ids)
         if axis == "position_type":
             _check_plan(path, model, BLOCKS[axis][value])
@@ -262,19 +275,37 @@ def _check_state(path: Path, axis: str, value: str) -> None:
             raise ValueError(f"{what} does not come back from its files{where}: {fix}.")
 
 
-def _check_rows(what: str, model, ids, wanted) -> None:
+def _check_beams(what: str, model, ids, wanted) -> None:
+    """Refuse layers whose states are not those of the cache that they get: ids [B, T], logits [B, T, V]."""
+    with torch.no_grad():
+        cache = model(ids[:, :3], use_cache=True).past_key_values
+        model(ids.flip(1), use_cache=True)  # another text, which no cache of this one knows of
+        cache.reorder_cache(torch.tensor([1, 0]))
+        found = [model(ids.flip(0)[:, place : place + 1], past_key_values=cache).logits for place in range(3, 6)]
+    if not torch.allclose(torch.cat(found, dim=1), wanted.flip(0)[:, 3:], rtol=1e-3, atol=1e-4):
+        raise ValueError(f"{what} writes other text where beams or calls take turns than without a cache: {_STATES}.")
+
+
+def _check_rows(what: str, model, ids, wanted, block: Block) -> None:
     """Refuse a block to which padding or other sequences in a row make a difference: ids [B, T], logits [B, T, V]."""
     rows, length = ids.shape
     padded, mask = (F.pad(each, (3, 0)) for each in (ids, torch.ones_like(ids)))
     with torch.no_grad():
         found = model(padded, attention_mask=mask).logits[:, 3:]
         positions = torch.arange(length).repeat(rows)[None]
-        packed = model(ids.reshape(1, -1), position_ids=positions, use_cache=False).logits
-    fix = "take positions from position_ids; of a bias, compute with differences of positions only"
+        packed = wanted
+        if getattr(block.cls, "knows_sequences", True):  # otherwise such rows are refused
+            packed = model(ids.reshape(1, -1), position_ids=positions, use_cache=False).logits
+    fixes = ["take positions from position_ids; of a bias, compute with differences of positions only"] * 2
+    if block.axis == "layer_types":
+        fixes[0] = "where is_token is 0, leave the state as it was"
+        fixes[1] = "begin anew where sequences changes, or refuse such rows by knows_sequences = False in the class"
     if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-4):
-        raise ValueError(f"{what} writes other text with padding than without: {fix}.")
+        raise ValueError(f"{what} writes other text with padding than without: {fixes[0]}.")
     if not torch.allclose(packed.view_as(wanted), wanted, rtol=1e-3, atol=1e-4):
-        raise ValueError(f"{what} computes other states for sequences that share a row than for each by itself: {fix}.")
+        raise ValueError(
+            f"{what} computes other states for sequences that share a row than for each by itself: {fixes[1]}."
+        )
 
 
 def _check_checkpointing(what: str, model, ids) -> None:

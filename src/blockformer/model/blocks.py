@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from .attention import Attention
+from .attention import LAYER_TYPES, Attention
 from .axes import BLOCKS, blocks_of
+from .compat import CACHE, create_causal_mask
 from .positions import POSITION_TYPES
 
 ENTRY = "with_blocks.py"
@@ -27,6 +28,8 @@ _IDLE: dict[str, dict[str, Collection]] = {
     ),
     "norm_type": {"norm_bias": (False, None), "norm_weight": ("plain",), "qk_norm": (False, True, "projection")},
 }
+# What no test has together with an attention of some layers only.
+_WITHOUT_LAYERS = ("kv_lora_rank", "pruned_heads", "num_hidden_groups", "attention_type", "add_cross_attention")
 # What a position scheme gives, by its class attribute `gives` -> where the stack has its module.
 SCHEMES = {"vectors": "embed_positions", "rotations": "rotary_emb", "biases": "relative_bias"}
 
@@ -35,6 +38,8 @@ def block(axis: str, value: str, **fields):
     """Enter the class below under a value of an axis, with its own fields, each declared by `axes.axis`."""
 
     def enter(cls: type) -> type:
+        if axis == "layer_types":
+            cls.kind = value  # type: ignore[attr-defined]
         BLOCKS.setdefault(axis, {})[value] = Block(axis, value, cls, fields)
         if axis == "position_type" and "forward" in vars(cls):
             cls.forward = _with_a_limit(value, cls.forward)  # type: ignore[attr-defined]
@@ -64,8 +69,9 @@ class Block:
         gives: of a position scheme, which positions: a key of `SCHEMES`; of others empty.
         fields: its fields by name, each an `axes.Axis`.
         file: the file's name, `path` where it stood, `source` its content, `digest` the SHA-256 of that in hexadecimal.
-        digests: the same of it and of each file that the class's `needs` name, which only repos with blocks have.
+        digests: the same of it and of each file with blocks that it imports, which only some repos have.
         tensor_parallel_plan: how processes share its modules, by name within it; empty: it is whole in each.
+        library_type: of a layer type, the library's word for it, by which caches are made.
     """
 
     def __init__(self, axis: str, value: str, cls: type, fields: dict):
@@ -79,11 +85,11 @@ class Block:
         self.path = Path(sys.modules[cls.__module__].__file__)  # type: ignore[arg-type]
         self.source = self.path.read_bytes()
         self.digest = hashlib.sha256(self.source).hexdigest()
-        needed = [self.path.with_name(f"{name}.py") for name in getattr(cls, "needs", ())]
-        self._needed = {path.name: path.read_bytes() for path in needed}
+        self._needed = _imported(self.source)
         others = {name: hashlib.sha256(source).hexdigest() for name, source in self._needed.items()}
         self.digests = {self.file: self.digest, **others}
         self.tensor_parallel_plan: dict[str, str] = getattr(cls, "tensor_parallel_plan", {})
+        self.library_type: str = getattr(cls, "library_type", LAYER_TYPES[0])
 
     def __call__(self, *arguments, **named):
         """A module of the class."""
@@ -108,18 +114,50 @@ class Block:
         if self.axis == "attention_type" and keeps and groups not in (None, config.num_hidden_layers):
             why = f"tells layers apart by index, and with num_hidden_groups={groups} some layers share one"
             raise ValueError(f"{what} {why}: leave num_hidden_groups out.")
+        if self.axis == "layer_types":
+            self._check_layers(config, what)
         if self.axis == "position_type" and latent is not None:
             why = f"does not say which part of each head rotates, as rope_parameters do for kv_lora_rank={latent}"
             raise ValueError(f"{what} {why}: set position_type='rotary', or leave kv_lora_rank out.")
 
+    def _check_layers(self, config, what: str) -> None:
+        """Refuse a layer's attention where layers of its type would not be found, or nothing has tried them."""
+        if not config.is_decoder or config.bidirectional:
+            raise ValueError(f"{what} needs a decoder that reads from left to right: leave it out.")
+        for name in _WITHOUT_LAYERS:
+            if value := getattr(config, name, None):
+                raise ValueError(f"{what} is not supported with {name}={value!r}: leave {name} out.")
+
+    @staticmethod
+    def in_library(config):
+        """A copy of a config, or itself, whose layer types are the library's words."""
+        words = {kind: each.library_type for kind, each in BLOCKS["layer_types"].items()}
+        types = [words.get(kind, kind) for kind in config.layer_types]
+        if types == config.layer_types:
+            return config
+        side = copy.copy(config)
+        side.layer_types = types
+        return side
+
+    def mask_of(self, inputs, config):
+        """What layers of this type get as `attention_mask`, of a `layer.StackInputs`: an attention's is the usual."""
+        return getattr(self.cls, "mask_of", causal_mask_of)(inputs, config)
+
     def share_out(self, plan: dict[str, str]) -> None:
-        """Put this block's plan into that of a stack. Without one it is whole in each process, as a norm always is."""
+        """Put this block's plan into that of a stack. Without one it is whole in each process, as a norm always is.
+
+        The library finds modules by names without a layer's number. So where layers of a type have no plan, attention,
+        which may have the same names, is whole in each process, too.
+        """
         own, is_shared = self.tensor_parallel_plan, "layers.*.self_attn.q_proj" in plan
         if self.axis == "position_type":
             place = f"{SCHEMES[self.gives]}."
         else:
             places = {"attention_type": "layers.*.self_attn.", "mlp_type": "layers.*.mlp.", "residual": "layers.*."}
-            place = places.get(self.axis, "")
+            place = (places | {"layer_types": places["attention_type"]}).get(self.axis, "")
+        if self.axis == "layer_types" and not hasattr(self.cls, "tensor_parallel_plan"):
+            for name in [name for name in plan if name.startswith(place)]:
+                del plan[name]
         if self.axis in ("attention_type", "mlp_type"):
             usual = [name for name in plan if name.startswith(place)]
             is_shared = bool(usual) or self.axis == "mlp_type"
@@ -144,6 +182,23 @@ class Block:
         files = sorted({name for each in blocks_of(config) for name in each.digests})
         source = Path(sys.modules[type(config).__module__].__file__).read_text("utf-8")  # type: ignore[arg-type]
         (folder / ENTRY).write_bytes(entry(files, config.auto_classes, source).encode())
+
+
+def _imported(source: bytes) -> dict[str, bytes]:
+    """The files with blocks, next to this one, that a block's file imports and that those import: name -> content."""
+    found: dict[str, bytes] = {}
+    for name in re.findall(rb"^\s*from \.(\w+) import", source, re.MULTILINE):
+        path = Path(__file__).with_name(f"{name.decode()}.py")
+        if b"\n@block(" in (content := path.read_bytes()):
+            found |= {path.name: content, **_imported(content)}
+    return found
+
+
+def causal_mask_of(inputs, config):
+    """The mask of attention to all earlier tokens, of a `layer.StackInputs`, in the form that the backend wants."""
+    given = {"attention_mask": inputs.attention_mask, "position_ids": inputs.given_positions}
+    given |= {"inputs_embeds": inputs.hidden_states, CACHE: inputs.past_key_values}
+    return create_causal_mask(config=config, **given)
 
 
 def leave(earlier, name: str, tensor) -> None:

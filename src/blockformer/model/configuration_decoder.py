@@ -73,7 +73,7 @@ class BlockformerDecoderConfig(
     def get_text_config(self, decoder=None, encoder=None):
         """The config itself; for the decoder, by which the library makes caches, one with the library's layer types."""
         blocks = [BLOCKS["layer_types"].get(kind) for kind in self.layer_types or () if decoder and not encoder]
-        return next((block.cls.in_library(self) for block in blocks if block), self)
+        return next((block.in_library(self) for block in blocks if block), self)
 
     def validate(self):
         """The library's check at saving, which knows its own layer types only; ours run when a config is made."""

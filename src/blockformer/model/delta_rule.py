@@ -135,7 +135,7 @@ class GatedDeltaRule(MatrixStates):
     overflows. Names are as in Qwen3.5, one matrix each.
     """
 
-    kind, needs, rule = "linear_attention", ("states",), "gated delta rule"
+    rule = "gated delta rule"
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
         super().__init__(config, layer_idx, config.linear_conv_kernel_dim)

@@ -10,10 +10,11 @@ with a factor each, as in muP; the state space's five maps and attention's keys 
 B batch, T length, C hidden size.
 """
 
+from typing import ClassVar
+
 from .attention import Attention
 from .axes import axis
-from .blocks import block
-from .compat import CACHE, create_causal_mask
+from .blocks import block, causal_mask_of
 from .state_space import FIELDS, StateSpace
 from .states import StateLayer
 
@@ -66,8 +67,9 @@ class ScaledStateSpace(StateSpace):
 class AttentionAndStates(Attention):
     """A layer's attention that also has a state space (`state_space`), whose output is added to its own."""
 
-    library_type, needs, is_stateful = "hybrid", ("states", "state_space"), True
-    check_config, in_library = ScaledStateSpace.check_config, staticmethod(StateLayer.in_library)
+    library_type, is_stateful = "hybrid", True
+    tensor_parallel_plan: ClassVar[dict] = {}  # attention's names are shared as usual
+    check_config = ScaledStateSpace.check_config
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
         super().__init__(config, layer_idx, is_causal)
@@ -78,9 +80,7 @@ class AttentionAndStates(Attention):
     @staticmethod
     def mask_of(inputs, config):
         """What these layers get as `attention_mask`: attention's mask, and what says which tokens a state sees."""
-        given = {"attention_mask": inputs.attention_mask, "position_ids": inputs.given_positions}
-        given |= {"inputs_embeds": inputs.hidden_states, CACHE: inputs.past_key_values}
-        return create_causal_mask(config=config, **given), StateLayer.mask_of(inputs)
+        return causal_mask_of(inputs, config), StateLayer.mask_of(inputs)
 
     def forward(self, hidden_states, attention_mask=None, past_key_values=None, head_mask=None, **kwargs):
         """States [B, T, C] -> states [B, T, C], and the probabilities of attention. See `Attention.forward`.

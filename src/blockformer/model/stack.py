@@ -259,7 +259,7 @@ class Stack(BlockformerPreTrainedModel):
         if self.is_causal:
             masks = causal_masks(self.config, inputs.hidden_states, mask, inputs.past_key_values, positions)
             others = BLOCKS["layer_types"].keys() & self.config.layer_types
-            return masks | {kind: BLOCKS["layer_types"][kind].cls.mask_of(inputs, self.config) for kind in others}
+            return masks | {kind: BLOCKS["layer_types"][kind].mask_of(inputs, self.config) for kind in others}
         sequences = None if mask is not None or positions is None else starts_of(positions).cumsum(-1)
         return encoder_masks(self.config, inputs.hidden_states, mask, sequences)
 

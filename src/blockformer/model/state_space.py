@@ -151,7 +151,7 @@ class StateSpace(MatrixStates):
     multiplied by silu(z) and normed. States are computed in float32, so that none overflows.
     """
 
-    kind, library_type, needs, rule = "state_space", "linear_attention", ("states",), "selective state space"
+    rule = "selective state space"
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
         super().__init__(config, layer_idx, config.mamba_d_conv)

@@ -6,14 +6,15 @@ the text is. `StateLayer` says where it is stored, whose tokens reach it, and wh
 B batch, T length, C hidden size, D channels of a convolution, W tokens that it sees.
 """
 
-import copy
+import math
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from .attention import refuse_backends
+from .attention import LAYER_TYPES, refuse_backends
 from .axes import BLOCKS, axis, flag
 from .blocks import block
 from .compat import is_readable
@@ -29,36 +30,47 @@ OWN_CACHE = "make it with DynamicCache(config=model.config)"
 
 
 class StateLayer(nn.Module):
-    """A layer's attention that keeps a state; a kind of it has `mix`, `state_bytes` and `words`.
+    """A layer's attention that keeps a state, or nothing; a kind of it has `mix`.
 
     Attributes:
-        kind: its layer type.
-        library_type: the library's word for it, by which caches are made; empty: the same one.
+        kind: its layer type, which `block` enters.
+        library_type: the library's word for it, by which caches are made.
         has_keys: whether it keeps keys, too, which count a text's tokens.
         heads: the numbers of its heads, if it has any.
         norm_placement: where its layer has norms; None: where the others have them.
         state_shape: of a row's state; empty if only its convolution, `conv1d`, keeps anything.
         is_stateful: whether no cache can drop tokens again; the library's can where there is only a convolution.
+        knows_sequences: whether `mix` tells the texts of a row apart; otherwise rows of several are refused.
+        reads_whole_text: whether it reads earlier tokens and keeps nothing of them, so that a cache cannot go on.
     """
 
-    kind = library_type = ""
+    kind, library_type = "", "linear_attention"
     has_keys, is_stateful = False, True
+    reads_whole_text, knows_sequences = False, True
     state_shape: tuple[int, ...] = ()
     heads = range(0)
     norm_placement: str | None = None
 
-    def __init__(self, config, layer_idx: int, window: int):
+    def __init__(self, config, layer_idx: int, window: int = 1):
         super().__init__()
         self.config, self.layer_idx, self.window = config, layer_idx, window
 
     def state_bytes(self, size: int) -> int:
         """Bytes that a cache keeps of a row, however long it is, in a dtype of so many bytes."""
-        raise NotImplementedError
+        numbers = math.prod(self.state_shape) if self.state_shape else 0
+        return numbers * max(size, 4) + self.channels * self.window * size
+
+    @property
+    def channels(self) -> int:
+        """How many its convolution has; 0 without one."""
+        return getattr(self._modules.get("conv1d"), "in_channels", 0)
 
     @property
     def words(self) -> tuple[str, ...]:
         """Its size, and what it does, in a few words for figures."""
-        raise NotImplementedError
+        size = " \N{MULTIPLICATION SIGN} ".join(f"{each:,}" for each in self.state_shape)
+        convolution = [f"convolution over {self.window} tokens"] if self.channels else []
+        return f"a state of {size}" if size else "no state", self.kind.replace("_", " "), *convolution
 
     @classmethod
     def check_config(cls, config) -> None:
@@ -73,20 +85,10 @@ class StateLayer(nn.Module):
             fix = "use 'rotary', 'learned', 'sinusoidal' or 'none'"
             raise ValueError(f"{what}, which is not supported with position_type={config.position_type!r}: {fix}.")
         lacks_keys = not cls.has_keys and len({*config.layer_types}) == 1
-        if not set(config.layer_types) <= {cls.kind, "full_attention"} or lacks_keys:
+        known = {*config.layer_types} & {*LAYER_TYPES, *BLOCKS["layer_types"]}  # others are refused as misspelt
+        if not known <= {cls.kind, "full_attention"} or lacks_keys:
             fix = "add a layer of 'full_attention', whose keys count a text's tokens, and no other type"
             raise ValueError(f"{what}: {fix}.")
-
-    @staticmethod
-    def in_library(config):
-        """A copy of a config, or itself, whose layer types are the library's words."""
-        words = {kind: each.cls.library_type or kind for kind, each in BLOCKS["layer_types"].items()}
-        types = [words.get(kind, kind) for kind in config.layer_types]
-        if types == config.layer_types:
-            return config
-        side = copy.copy(config)
-        side.layer_types = types
-        return side
 
     @staticmethod
     def mask_of(inputs, config=None):
@@ -126,11 +128,19 @@ class StateLayer(nn.Module):
             raise ValueError(f"head_mask is not supported with layer_types of '{self.kind}': leave it out.")
         sequences = is_token = None
         if attention_mask is not None and attention_mask.dtype is not torch.bool:
-            sequences = attention_mask
+            if self.knows_sequences:
+                sequences = attention_mask
+            else:
+                _refuse_several(attention_mask, self.kind)
         elif attention_mask is not None:  # padding changes no state
             is_token = attention_mask[..., None].to(hidden_states.dtype)
             hidden_states = hidden_states * is_token
         held = _layer_of(past_key_values, self, hidden_states.shape[0])
+        if held is not None and not (self.channels or self.state_shape):
+            if self.reads_whole_text and states_of(held)[0] is not None:
+                fix = "pass use_cache=False, also to generate"
+                raise ValueError(f"layers of '{self.kind}' keep nothing of earlier tokens, so no cache goes on: {fix}.")
+            _mark(held, hidden_states)
         return self.mix(hidden_states, is_token, sequences, held), None
 
     def mix(self, hidden_states, is_token, sequences, held):
@@ -143,6 +153,26 @@ class StateLayer(nn.Module):
             held: the cache's layer, or None.
         """
         raise NotImplementedError
+
+    def state_in(self, held, hidden_states):
+        """The state [B, *state_shape] before the tokens of these states [B, T, C], in float32 at least.
+
+        It is 0 where no cache holds one, and a copy, since the cache writes over its own.
+        """
+        wide = torch.promote_types(hidden_states.dtype, torch.float32)
+        if (state := states_of(held)[1]) is None:
+            return hidden_states.new_zeros(hidden_states.shape[0], *self.state_shape, dtype=wide)
+        return state.to(wide, copy=True)
+
+    def keep(self, held, state) -> None:
+        """Store the state [B, *state_shape] after these tokens for the next ones; nothing without a cache."""
+        if not self.state_shape or state.shape[1:] != self.state_shape:
+            sizes = f"{[*state.shape]}, but state_shape is {[*self.state_shape]}"
+            raise ValueError(f"keep got a state of {sizes}: set self.state_shape to its sizes without the batch.")
+        if held is not None:
+            if not self.channels:
+                _mark(held, state)
+            held.update_recurrent_state(state)
 
     def convolved(self, states, weight, sequences, held):
         """Channels [B, T, D] after a causal convolution of each channel, weight [D, 1, W], in float32 at least.
@@ -182,12 +212,9 @@ class MatrixStates(StateLayer):
     """
 
     rule = ""
+    tensor_parallel_plan: ClassVar[dict] = {}  # each process has it whole, by names that attention has not
     key_size = value_size = 0
     sizes: tuple[int, ...] = ()
-
-    def state_bytes(self, size: int) -> int:
-        """See `StateLayer.state_bytes`."""
-        return len(self.heads) * self.key_size * self.value_size * max(size, 4) + sum(self.sizes) * self.window * size
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -234,11 +261,23 @@ def _layer_of(past_key_values, layer: StateLayer, rows: int):
         fix = "use a cache of the same batch"
         raise ValueError(f"past_key_values holds {past.shape[0]} rows, the input has {rows}: {fix}.")
     found = [*past.shape[1:], *(state.shape[1:] if state is not None and state.numel() else ())]
-    own = [layer.conv1d.in_channels, found[1] if records else layer.window, *layer.state_shape]
+    own = [layer.channels, found[1] if records else layer.window, *layer.state_shape]
     if found != own:
         sizes = f"a state of sizes {found} for layer {number}, whose sizes are {own}"
         raise ValueError(f"past_key_values holds {sizes}: {OWN_CACHE}.")
     return held
+
+
+def _mark(held, states) -> None:
+    """Tell a cache's layer that it holds something of the rows of some states [B, ...]: a convolution of nothing."""
+    held.update_conv_state(states.new_zeros(states.shape[0], 0, 1))
+
+
+def _refuse_several(sequences, kind: str) -> None:
+    """Refuse rows of several texts, of which `sequences` int [B, T] has the numbers, as far as they can be read."""
+    if sequences.device.type != "meta" and is_readable(numbers := sequences.cpu()) and numbers.max() > 1:
+        fix = "put one text in each row"
+        raise ValueError(f"position_ids start again in a row, and layers of '{kind}' cannot tell texts apart: {fix}.")
 
 
 def states_of(held):
@@ -262,7 +301,8 @@ class ShortConvolution(StateLayer):
     B, C and x are three maps of the states, side by side in one matrix. Its state is what the convolution still sees.
     """
 
-    kind, is_stateful = "conv", not hasattr(DynamicCache, "activate_past_recording")
+    library_type, is_stateful = "conv", not hasattr(DynamicCache, "activate_past_recording")
+    tensor_parallel_plan: ClassVar[dict] = {}  # as in `MatrixStates`
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
         super().__init__(config, layer_idx, config.conv_L_cache)
@@ -270,10 +310,6 @@ class ShortConvolution(StateLayer):
         self.in_proj = nn.Linear(width, 3 * width, bias=bias)
         self.conv1d = nn.Conv1d(width, width, self.window, groups=width, bias=bias)
         self.out_proj = nn.Linear(width, width, bias=bias)
-
-    def state_bytes(self, size: int) -> int:
-        """See `StateLayer.state_bytes`."""
-        return self.conv1d.out_channels * self.window * size
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ..declared_fields import from_outside
 from ..model.axes import BLOCKS
 from ..model.positions import RELATIVE_BIAS, SINUSOIDAL
 from .canvas import TIMES
@@ -36,6 +37,11 @@ def norm_title(config, place: str = "") -> str:
 def own_title(value: str) -> str:
     """What a block from outside is called, by its value."""
     return value.replace("_", " ").capitalize()
+
+
+def _own_layers() -> list[str]:
+    """The layer types from outside."""
+    return [block.value for block in from_outside() if block.axis == "layer_types"]
 
 
 def added_title(config) -> str:
@@ -74,7 +80,8 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
         size += f", {kinds} key/value head{'s' * (kinds > 1)}"
     chips: list[str] = []
     if not module.is_cross_attention:
-        chips += [own_title(config.attention_type).lower()] if config.attention_type else []
+        own = layer.layer_type if layer.layer_type in _own_layers() else config.attention_type
+        chips += [own_title(own).lower()] if own else []
         if config.scheme("vectors") is None and config.position_type in BLOCKS["position_type"]:
             chips.append(own_title(config.position_type).lower())
         elif config.position_type == "rotary":
@@ -172,6 +179,7 @@ def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]
         "full_attention": "full attention",
         "sliding_attention": f"window of {config.sliding_window or 0:,} tokens",
         **dict.fromkeys(BLOCKS["layer_types"], "a state"),
+        **{kind: own_title(kind).lower() for kind in _own_layers()},
     }
     aspects = [
         [types[kind[0]] for kind in kinds],

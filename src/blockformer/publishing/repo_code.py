@@ -83,8 +83,8 @@ def code_files(config: PretrainedConfig) -> dict[str, Path]:
     """
     files = {path.name: path for path in topology_files(type(config))}
     files |= {f"{name}.py": STAND_IN for name in left_out(config) if f"{name}.py" in files}
-    blocks = [block for block in of_the_package() if block in blocks_of(config)]
-    parts = sorted({MODEL / name for block in blocks for name in block.digests})
+    ours = {name for block in of_the_package() for name in block.digests}
+    parts = sorted({MODEL / name for block in blocks_of(config) for name in block.digests if name in ours})
     return files | {path.name: path for path in ([MODEL / "blocks.py", *parts] if parts else [])}
 
 

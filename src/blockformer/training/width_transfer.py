@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..declared_fields import axes_of
+from ..declared_fields import axes_of, own_fields
 from ..model.pretrained_model import BlockformerPreTrainedModel
 
 _WIDTHS = frozenset(
@@ -102,7 +102,8 @@ def _check(config, base) -> None:
             f"the base is a {type(base).__name__}, the model's config a {type(config).__name__}: use the same class."
         )
     fields = {name for name, each in axes_of(config).items() if each.group not in _OF_NO_WEIGHT}
-    names = sorted((fields | {"num_labels"}) - _WIDTHS - set(_SCALES))
+    own = {name for name, each in own_fields(vars(config)).items() if each.group == "size"}
+    names = sorted((fields | {"num_labels"}) - _WIDTHS - own - set(_SCALES))
     if others := [name for name in names if getattr(config, name) != getattr(base, name, None)]:
         raise ValueError(
             f"config and base may only differ in widths, and they differ in {', '.join(others)}: make these equal."
