@@ -8,7 +8,6 @@ from pathlib import Path
 
 import blockformer
 from blockformer.model.axes import BLOCKS, GROUPS, axes, spelt
-from blockformer.registering import CLOSED
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"
 CONFIGS = {
@@ -51,10 +50,11 @@ def presets_that_set(name: str) -> str:
 def values_of(name: str, axis) -> str:
     """What a field takes, in words."""
     if isinstance(axis.values, str):
-        return axis.values + (", or None" if axis.optional and "None" not in axis.values else "")
+        own = ", also of [types of your own](own-block.md#a-layer-type-of-your-own)" * (name in BLOCKS)
+        return axis.values + own + (", or None" if axis.optional and "None" not in axis.values else "")
     if len(axis.values) > 12:
         return "a name in transformers' `ACT2FN`" + (", or None" if axis.optional else "")
-    takes_blocks = name in BLOCKS.keys() - CLOSED
+    takes_blocks = name in BLOCKS.keys()
     names = [f"`{value}`" for value in spelt(axis.values)] + ["[a block of your own](own-block.md)"] * takes_blocks
     return ", ".join(names) + (", or None" if axis.optional else "")
 

@@ -216,8 +216,8 @@ HEAD = "from torch import nn\nfrom .blocks import block\n\n"
         ("from .blocks import block\n\nblock('qk_norm', 'x')(int)\n", "importing it fails"),
         (
             f"{HEAD}@block('hidden_act', 'x')\nclass X(nn.Module): ...\n",
-            "'hidden_act' takes no blocks from outside; the axes that do: attention_type, mlp_type, norm_type, "
-            "position_type, residual",
+            "'hidden_act' takes no blocks from outside; the axes that do: attention_type, layer_types, "
+            "mlp_type, norm_type, position_type, residual",
         ),
         (
             f"{HEAD}@block('position_type', 'x')\nclass X(nn.Module): ...\n",
