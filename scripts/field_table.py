@@ -54,7 +54,7 @@ def values_of(name: str, axis) -> str:
         return axis.values + own + (", or None" if axis.optional and "None" not in axis.values else "")
     if len(axis.values) > 12:
         return "a name in transformers' `ACT2FN`" + (", or None" if axis.optional else "")
-    takes_blocks = name in BLOCKS.keys()
+    takes_blocks = name in BLOCKS
     names = [f"`{value}`" for value in spelt(axis.values)] + ["[a block of your own](own-block.md)"] * takes_blocks
     return ", ".join(names) + (", or None" if axis.optional else "")
 

@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
+from pathlib import Path
 
 import pytest
+import scale_steps
 import torch
 from fork_server import program
 from own_blocks import RECURRENCE, SIZES, forgotten_after, register
@@ -346,12 +349,39 @@ def test_processes_share_attention_only_where_names_cannot_meet():
     assert all("layers.*.mlp.up_proj" in plan for plan in plans.values())
 
 
+@pytest.mark.slow
+def test_two_processes_answer_like_one(tmp_path, processes, files):
+    for file in files:
+        shutil.copyfile(file, tmp_path / file.name)
+    models = {kind: model_of(kind, vocab_size=199) for kind in (OWN, "means", "gated")}
+    for number, model in enumerate(models.values()):
+        model.save_pretrained(tmp_path / f"model-{number}")
+    (tmp_path / "models.json").write_text(json.dumps([*models]))
+    arguments = (Path(scale_steps.__file__).parent, tmp_path, '["blocks_in_parallel"]', 2)
+    done = processes.run(program("world"), *arguments, folder=tmp_path, elsewhere=False)
+    assert done.returncode == 0, done.stderr
+    for kind, model in models.items():
+        one = scale_steps.answers(model)
+        for rank in range(2):
+            found = torch.load(tmp_path / f"blocks_in_parallel-{rank}.pt")[kind]
+            assert_close(found["logits"], one["logits"])
+            assert torch.equal(found["text"], one["text"])
+            assert_gradients_close(found["gradients"], one["gradients"])
+
+
 def test_mup_takes_models_with_them():
     base, wide = config_of(), config_of(hidden_size=64, intermediate_size=96, num_attention_heads=4)
     model = blockformer.mup_model(blockformer.BlockformerDecoderForCausalLM, wide, base)
     assert blockformer.adamw(model, learning_rate=1e-3, weight_decay=0.1, base=base)
     narrow = blockformer.mup_model(blockformer.BlockformerDecoderForCausalLM, base, base)
     assert narrow.model.layers[0].self_attn.state_shape == (32,)
+
+
+def test_presets_and_their_rotation_take_them():
+    for name in ("qwen3", "gemma3_text", "lfm2", "qwen3_5_text"):
+        config = blockformer.preset(name, **SIZES, layer_types=[OWN, FULL], sliding_window=None)
+        assert config.layer_types == [OWN, FULL]
+        assert config.sliding_window is None
 
 
 def test_reshaping_chooses_among_them():
@@ -387,6 +417,11 @@ PROBLEMS = {
         "Mine is neither a StateLayer nor an Attention: from .states import StateLayer, and extend it",
     ),
     "a name of ours": (MINE.replace("'mine'", "'conv'") + INIT, "layer_types='conv' is one of Blockformer's"),
+    "a name of the library": (
+        MINE.replace("'mine'", "'chunked_attention'") + INIT,
+        "layer_types='chunked_attention' is another layer in transformers: give your block another name",
+    ),
+    "a name that the library replaces": (MINE.replace("'mine'", "'mamba'") + INIT, "is another layer in transformers"),
     "a name of attention": (MINE.replace("'mine'", "'full_attention'") + INIT, "is one of Blockformer's"),
     "nothing that mixes": (MINE + INIT, "does not run: NotImplementedError"),
     "nothing kept": (

@@ -63,7 +63,7 @@ def by_type(full: float, sliding: float) -> dict:
     def rope(settings: dict) -> dict:
         types = settings["layer_types"] or ["sliding_attention" if settings["sliding_window"] else "full_attention"]
         kinds = sorted(set(types(settings) if callable(types) else types))
-        return {kind: {"rope_type": "default", "rope_theta": thetas[kind]} for kind in kinds}
+        return {kind: {"rope_type": "default", "rope_theta": thetas.get(kind, full)} for kind in kinds}
 
     return {"rope_parameters": rope}
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from torch.nn import functional as F
+from transformers import configuration_utils
 
 from .declared_fields import of_the_package
 from .files.quiet import without_bars
@@ -190,6 +191,8 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
             raise ValueError(f"{path}: {what} is one of Blockformer's: give your block another name.")
         if earlier is not None:
             raise ValueError(f"{path}: {what} is registered from {earlier.file}: give your block another name.")
+        if block.axis == "layer_types" and _is_of_the_library(block.value):
+            raise ValueError(f"{path}: {what} is another layer in transformers: give your block another name.")
         if block.axis == "attention_type" and not issubclass(block.cls, Attention):
             fix = "from .attention import Attention, and extend it: caches, masks and backends are its own"
             raise ValueError(f"{path}: {name} is not an Attention: {fix}.")
@@ -216,6 +219,12 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
                 json.dumps(field.default, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path}: the default of {name} cannot stand in config.json: {error}.") from error
+
+
+def _is_of_the_library(layer_type: str) -> bool:
+    """Whether the library has layers of this type, or takes the word for another one's, in this release."""
+    remapped = getattr(configuration_utils, "remap_legacy_layer_types", list)([layer_type])
+    return layer_type in getattr(configuration_utils, "ALLOWED_LAYER_TYPES", ()) or remapped != [layer_type]
 
 
 def _names_of_the_library() -> set[str]:
