@@ -42,6 +42,7 @@ SIZES = {
     "layer_types": [STATE, FULL, STATE],
 }
 QWEN = {"norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
+PLAIN = {"layer_types": [FULL] * 3}
 LENGTH = 150  # more than two chunks
 OF_KIND = {
     STATE: {**STATES, **QWEN},
@@ -266,8 +267,13 @@ def test_caches_that_do_not_fit_are_refused(kind):
         a_model(ids, past_key_values=other(ids, use_cache=True).past_key_values)
     of_another = config(kind, layer_types=[a_model.config.layer_types[0]] * 2 + [FULL])
     if kind != BOTH:  # whose layers keep keys, too
-        with pytest.raises(ValueError, match="past_key_values keeps no keys for layer 1: make it with DynamicCache"):
+        with pytest.raises(ValueError, match="past_key_values has no keys for layer 1: use DynamicCache"):
             a_model(ids, past_key_values=DynamicCache(config=of_another))
+        plain = blockformer.BlockformerDecoderForCausalLM(blockformer.BlockformerDecoderConfig(**SIZES | PLAIN))
+        for _ in range(2):
+            with pytest.raises(ValueError, match="past_key_values has no keys for layer 0: use DynamicCache"):
+                plain(ids, past_key_values=cache)
+            blockformer.prepare_for_inference(plain.eval())
     room = StaticCache(config=a_model.config, max_cache_len=8)
     assert_close(a_model(ids, past_key_values=room).logits, a_model(ids).logits)
 

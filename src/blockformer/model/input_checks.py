@@ -41,7 +41,7 @@ def check_inputs(config, vocab_size, input_ids, inputs_embeds, attention_mask, p
         raise ValueError(f"the input is empty (shape {shape}): pass at least one row with one token.")
     past = cached_length(past_key_values)
     hides_nothing = _check_mask(f"{side}attention_mask", attention_mask, inputs, past, past_key_values, config)
-    _check_cache(past_key_values, batch, length, past)
+    _check_cache(config, past_key_values, batch, length, past)
     if (wrong := _outside(input_ids, vocab_size)) is not None:
         words = f"the token {wrong}, but the vocabulary has 0 to {vocab_size - 1}"
         raise ValueError(f"{side}input_ids holds {words}: does the tokenizer belong to this model?")
@@ -122,10 +122,9 @@ def _check_mask(name: str, mask, inputs, past, past_key_values, config) -> bool:
     if mask.dim() != 2 or mask.shape[0] != batch:
         raise ValueError(f"{name} must be [batch={batch}, length] (or 4D), not {list(mask.shape)}.")
     _check_place(config, name, mask, inputs.device)
-    if is_static := not isinstance(past, int):
-        if not is_readable(mask):
-            return False
-        past = int(past)
+    if (is_static := not isinstance(past, int)) and not is_readable(mask):
+        return False
+    past = int(past)
     rooms = (getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ()))
     if mask.shape[1] != past + length and mask.shape[1] not in rooms:
         there = f"{past + length} ({past} of them cached)" if past else past + length
@@ -157,7 +156,7 @@ def own_layers(past_key_values) -> list:
     return getattr(own, "layers", None) or []
 
 
-def _check_cache(past_key_values, batch: int, length: int, past) -> None:
+def _check_cache(config, past_key_values, batch: int, length: int, past) -> None:
     """The cache can work here, holds this batch's rows and has room for its tokens."""
     own = getattr(past_key_values, "self_attention_cache", past_key_values)
     if getattr(own, "offloading", False) and not torch.cuda.is_available():
@@ -167,6 +166,9 @@ def _check_cache(past_key_values, batch: int, length: int, past) -> None:
     if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
         rows = f"{keys.shape[0]} rows, the input has {batch}"
         raise ValueError(f"past_key_values holds {rows}: use a cache of the same batch.")
+    for number, (held, kind) in enumerate(zip(layers, config.layer_types, strict=False)):
+        if not hasattr(held, "update") and kind in ("full_attention", "sliding_attention"):
+            raise ValueError(f"past_key_values has no keys for layer {number}: use DynamicCache(config=model.config).")
     if not torch.compiler.is_compiling():
         on_accelerator = isinstance(past, torch.Tensor) and past.device.type != "cpu"
         check_room(layers, length if on_accelerator else past + length)

@@ -94,8 +94,6 @@ class StateLayer(nn.Module):
     def mask_of(inputs, config=None):
         """What these layers get as `attention_mask`, of a `layer.StackInputs`: see `forward`."""
         mask, positions, places = inputs.attention_mask, inputs.given_positions, inputs.places
-        if config is not None:
-            _check_keys(inputs.past_key_values, config.layer_types)
         if not isinstance(mask, torch.Tensor):
             return None if positions is None or places.shape[0] == 1 else starts_of(positions).cumsum(-1)
         if mask.dim() != 2:
@@ -232,13 +230,6 @@ def _begins_again(is_token, positions):
 
 def _layers_of(past_key_values):
     return getattr(getattr(past_key_values, "self_attention_cache", past_key_values), "layers", ())
-
-
-def _check_keys(past_key_values, layer_types) -> None:
-    """Refuse a cache that keeps a state where a config's layer has keys."""
-    for number, (kind, held) in enumerate(zip(layer_types, _layers_of(past_key_values), strict=False)):
-        if kind == "full_attention" and not hasattr(held, "update"):
-            raise ValueError(f"past_key_values keeps no keys for layer {number}: {OWN_CACHE}.")
 
 
 def _layer_of(past_key_values, layer: StateLayer, rows: int):
