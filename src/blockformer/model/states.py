@@ -39,7 +39,7 @@ class StateLayer(nn.Module):
         heads: the numbers of its heads, if it has any.
         norm_placement: where its layer has norms; None: where the others have them.
         state_shape: of a row's state; empty if only its convolution, `conv1d`, keeps anything.
-        is_stateful: whether no cache can drop tokens again; the library's can where there is only a convolution.
+        is_stateful: whether no cache can drop tokens again. Newer releases' can where there is only a convolution.
         knows_sequences: whether `mix` tells the texts of a row apart; otherwise rows of several are refused.
         reads_whole_text: whether it reads earlier tokens and keeps nothing of them, so that a cache cannot go on.
     """
@@ -50,6 +50,10 @@ class StateLayer(nn.Module):
     state_shape: tuple[int, ...] = ()
     heads = range(0)
     norm_placement: str | None = None
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.is_stateful = cls.is_stateful or not hasattr(DynamicCache, "activate_past_recording")
 
     def __init__(self, config, layer_idx: int, window: int = 1):
         super().__init__()
@@ -292,7 +296,7 @@ class ShortConvolution(StateLayer):
     B, C and x are three maps of the states, side by side in one matrix. Its state is what the convolution still sees.
     """
 
-    library_type, is_stateful = "conv", not hasattr(DynamicCache, "activate_past_recording")
+    library_type, is_stateful = "conv", False
     tensor_parallel_plan: ClassVar[dict] = {}  # as in `MatrixStates`
 
     def __init__(self, config, layer_idx: int, is_causal: bool):
