@@ -29,7 +29,7 @@ _IDLE: dict[str, dict[str, Collection]] = {
     "norm_type": {"norm_bias": (False, None), "norm_weight": ("plain",), "qk_norm": (False, True, "projection")},
 }
 # What no test has together with an attention of some layers only.
-_WITHOUT_LAYERS = ("kv_lora_rank", "pruned_heads", "num_hidden_groups", "attention_type", "add_cross_attention")
+_WITHOUT_LAYERS = ("kv_lora_rank", "pruned_heads", "attention_type", "add_cross_attention")
 # What a position scheme gives, by its class attribute `gives` -> where the stack has its module.
 SCHEMES = {"vectors": "embed_positions", "rotations": "rotary_emb", "biases": "relative_bias"}
 
