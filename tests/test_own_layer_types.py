@@ -372,6 +372,17 @@ def test_two_processes_answer_like_one(tmp_path, processes, files):
             assert_gradients_close(found["gradients"], one["gradients"])
 
 
+def test_mup_takes_fields_of_sizes_for_widths(tmp_path):
+    field = 'own_size=axis(8, "a positive integer", "size", "inner size")'
+    text = ALONE.replace('"by_itself")', f'"sized", {field})').replace(STATES, f"{STATES}from .axes import axis\n")
+    blockformer.register(source(tmp_path / "sized.py", text))
+    base = config_of("sized")
+    model_class = blockformer.BlockformerDecoderForCausalLM
+    assert blockformer.mup_model(model_class, config_of("sized", own_size=16), base).config.own_size == 16
+    with pytest.raises(ValueError, match="may only differ in widths, and they differ in recurrence_floor"):
+        blockformer.mup_model(model_class, config_of(recurrence_floor=0.5), config_of())
+
+
 def test_mup_takes_models_with_them():
     base, wide = config_of(), config_of(hidden_size=64, intermediate_size=96, num_attention_heads=4)
     model = blockformer.mup_model(blockformer.BlockformerDecoderForCausalLM, wide, base)
