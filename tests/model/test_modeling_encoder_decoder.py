@@ -114,6 +114,20 @@ def test_every_cache_writes_the_same(make, beams):
     assert len({tuple(row) for row in wanted.tolist()}) > 1
 
 
+@pytest.mark.versions
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_cache_made_from_the_config_reads_the_whole_source(beams):
+    """Its layers have the target's windows, in the cross-attention too."""
+    windows = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    model, given = modern(**windows), source()
+    settings = {"max_new_tokens": 12, "do_sample": False, "num_beams": beams}
+    wanted, config = model.generate(**given, **settings), model.config.get_text_config(decoder=True)
+    for make in (lambda: DynamicCache(config=config), lambda: StaticCache(config=config, max_cache_len=16)):
+        cache = EncoderDecoderCache(make(), make())
+        assert any(cache.cross_attention_cache.is_sliding)
+        assert torch.equal(model.generate(**given, **settings, past_key_values=cache), wanted)
+
+
 @pytest.mark.portable
 @pytest.mark.parametrize("make", [t5, modern])
 @pytest.mark.parametrize("side", ["left", "right"])

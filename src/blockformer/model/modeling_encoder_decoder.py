@@ -317,8 +317,12 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         is_fresh = model_kwargs.get(CACHE) is None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get(CACHE)
-        if is_fresh and isinstance(cache, EncoderDecoderCache):
-            cache.cross_attention_cache = DynamicCache()  # the library's would have the windows of the target's layers
+        if not isinstance(cache, EncoderDecoderCache):
+            return
+        # One made from the config, by the library or by the caller, has the windows of the target's layers.
+        if is_fresh or (any(cache.cross_attention_cache.is_sliding) and not any(cache.is_updated.values())):
+            cache.cross_attention_cache = DynamicCache()
+        if is_fresh:
             model_kwargs[CACHE] = self.runtime.cache(cache)
 
 
