@@ -137,3 +137,17 @@ def test_rows_that_the_official_class_refuses_end_before_their_padding(name, pai
         theirs(**batch)
     alone = [ours(batch["input_ids"][:1]).logits, ours(batch["input_ids"][1:, :3]).logits]
     assert_close(ours(**batch).logits, torch.cat(alone))
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["plain", "prepared"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_hook_on_the_head_sees_every_token(pairs_of, name, prepared):
+    ours, theirs = pairs_of(name)
+    ours = ours.prepare_for_inference() if prepared else ours
+    ids = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, PAD, PAD]])
+    mask, seen = (ids != PAD).long(), []
+    for model in (ours, theirs):
+        model.score.register_forward_hook(lambda module, inputs, output: seen.append(output))
+        with torch.no_grad():
+            model(ids, attention_mask=mask)
+    assert_close(*(logits[mask.bool()] for logits in seen))

@@ -69,11 +69,6 @@ class BlockformerDecoderPreTrainedModel(BlockformerPreTrainedModel):
         super().__init__(config)
         self.model = BlockformerDecoderModel(config)
 
-    def summarise(self, outputs, input_ids, attention_mask):
-        """A row's summary [B, C]: the state at its last token, which `last_tokens` finds."""
-        states = outputs.last_hidden_state
-        return states_at(states, last_tokens(self.config, input_ids, attention_mask, states.shape[:2]))
-
 
 class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrainedModel, GenerationMixin):
     """A decoder with a language model head: `logits` [B, T, V] of the next token."""
@@ -199,6 +194,11 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
 
 class BlockformerDecoderForSequenceClassification(SequenceClassification, BlockformerDecoderPreTrainedModel):
     """A decoder that gives one answer for a row: `logits` [B, num_labels], from its last token (see `last_tokens`)."""
+
+    def logits_of(self, outputs, input_ids, attention_mask):
+        """The head reads all tokens before one is taken: a hook on it sees [B, T, num_labels], as in transformers."""
+        logits = TokenClassification.logits_of(self, outputs, input_ids, attention_mask)
+        return states_at(logits, last_tokens(self.config, input_ids, attention_mask, logits.shape[:2]))
 
     def reads_padding(self, inputs, labels):
         """Whether a row's last token is one that the mask hides."""
