@@ -1,8 +1,12 @@
-"""Every parameter that may learn does: one without a gradient fails in DistributedDataParallel and wastes memory."""
+"""Every parameter that may learn does: one without a gradient fails in DistributedDataParallel and wastes memory.
+
+And padding that a label trains, the token before a text's first, has the gradients of the official class.
+"""
 
 import pytest
 import torch
-from pairs import token_ids
+import transformers
+from pairs import assert_gradients_close, left_padded, token_ids
 from sizes import TINY, TOKENS
 
 import blockformer
@@ -58,3 +62,31 @@ def test_every_parameter_of_every_head_has_a_gradient(preset, name, checkpointin
         model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
     model(**given).loss.backward()
     assert [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None] == []
+
+
+OFFICIAL = {
+    "Gemma2": {"head_dim": 16, "num_key_value_heads": 2, "sliding_window": 4, "query_pre_attn_scalar": 16},
+    "GptOss": {"head_dim": 16, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0, "init_std": 0.3},
+}
+
+
+@pytest.mark.parametrize("family", OFFICIAL)
+def test_padding_that_a_label_trains_has_the_official_gradients(family, tmp_path):
+    """With a soft cap, with sinks, and with a position of padding's own."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"vocab_size": 199, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = getattr(transformers, f"{family}Config")(**sizes, **OFFICIAL[family])
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    ids, mask = left_padded(3, 9)
+    given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    if family != "OPT":
+        given["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    theirs(**given).loss.backward()
+    ours = blockformer.from_official(tmp_path).eval()
+    ours(**given).loss.backward()
+    gradients = [sorted(weight.grad.norm() for weight in model.parameters()) for model in (ours, theirs)]
+    assert len(gradients[0]) == len(gradients[1])
+    assert_gradients_close(*(dict(enumerate(each)) for each in gradients))

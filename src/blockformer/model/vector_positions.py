@@ -53,12 +53,12 @@ def padding_before(config, places, is_token, input_ids):
 class LearnedPositions(nn.Embedding):
     """One trained vector for each position, as in BERT and GPT-2. position_ids [B, T] -> [B, T, C].
 
-    The first `position_offset` rows belong to no token. Padding may take the last of them, which does not learn.
+    The first `position_offset` rows belong to no token. Padding may take the last, which learns unless `by_token`.
     """
 
     def __init__(self, config):
         self.offset = offset = config.position_offset
-        padding_idx = offset - 1 if offset else None
+        padding_idx = offset - 1 if config.padding_position == "by_token" else None
         super().__init__(config.max_position_embeddings + offset, config.embedding_size, padding_idx)
 
     def forward(self, position_ids):
