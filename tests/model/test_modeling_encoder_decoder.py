@@ -109,6 +109,7 @@ def test_every_cache_writes_the_same(make, beams):
     wanted = model.generate(**given, **settings)
     assert torch.equal(model.generate(**given, **settings, use_cache=False), wanted)
     assert torch.equal(model.generate(**given, **settings, cache_implementation="static"), wanted)
+    assert torch.equal(model.generate(**given, **settings, prefill_chunk_size=3), wanted)
     library = EncoderDecoderCache(DynamicCache(), DynamicCache())
     assert torch.equal(model.generate(**given, **settings, past_key_values=library), wanted)
     assert len({tuple(row) for row in wanted.tolist()}) > 1

@@ -314,6 +314,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         check_early_exit(generation_config, 0)
+        generation_config.prefill_chunk_size = None  # for prompts of decoders: here it cuts the mask of the source
         is_fresh = model_kwargs.get(CACHE) is None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get(CACHE)
