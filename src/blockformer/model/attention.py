@@ -45,8 +45,7 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         # Added, not filled in: padding that sees nothing has gradients too, for the label of a row's first token.
         attention_mask = (~attention_mask).to(scores.dtype) * (torch.finfo(scores.dtype).min / 2)
-    if attention_mask is not None:
-        scores = scores + attention_mask
+    scores = scores if attention_mask is None else scores + attention_mask
     if (s_aux := kwargs.get("s_aux")) is not None:
         scores = torch.cat((scores, s_aux[None, :, None, None].expand(*scores.shape[:3], 1).to(scores.dtype)), dim=-1)
     probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]

@@ -165,9 +165,8 @@ class RotaryPositions(ComputedPositions):
     def forward(self, hidden_states, position_ids):
         frequencies = self._frequencies_at(position_ids).to(hidden_states.device)
         angles = position_ids[:, None, :, None].float() * torch.cat((-frequencies, frequencies))  # [B, 1, T, D]
-        cos, sin, scaling = angles.cos(), angles.sin(), self.attention_scaling
-        cos, sin = (cos, sin) if scaling == 1 else (cos * scaling, sin * scaling)
-        cos, sin = cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
+        scaling, dtype = self.attention_scaling, hidden_states.dtype
+        cos, sin = ((each if scaling == 1 else each * scaling).to(dtype) for each in (angles.cos(), angles.sin()))
         if (growth := self.query_growth) is None:
             return cos, sin
         steps = torch.floor(position_ids[:, None, :, None] / self.rope["original_max_position_embeddings"])
