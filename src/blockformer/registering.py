@@ -285,7 +285,7 @@ def _check_state(path: Path, axis: str, value: str) -> None:
 
 
 def _check_beams(what: str, model, ids, wanted) -> None:
-    """Refuse layers whose states are not those of the cache that they get: ids [B, T], logits [B, T, V]."""
+    """Refuse layers whose states differ from the states in the cache that they get: ids [B, T], logits [B, T, V]."""
     with torch.no_grad():
         cache = model(ids[:, :3], use_cache=True).past_key_values
         model(ids.flip(1), use_cache=True)  # another text, which no cache of this one knows of
