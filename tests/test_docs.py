@@ -399,8 +399,8 @@ def test_a_run_with_the_compiled_step_of_transformers_is_said_everywhere():
     assert "| transformers compiled (ours compiled / it) |" in speed_pages.tables(run, False)
     assert "| 编译后的 transformers" in speed_pages.tables(run, True)
     english = speed_pages.slower(xeon, False)
-    assert "slower than transformers: Qwen3-0.6B, decode, 16, compiled (0.92)" in english
-    assert "Slower than its compiled step: Qwen3-0.6B, decode, 16 (0.88); GPT-2, decode, 16 (0.89)" in english
+    assert "slower than transformers: Marian, greedy, 64, prepared (0.85)" in english
+    assert "Slower than its compiled step: 6 layers x 256, decode, 16 (0.89); Marian, greedy, 64 (0.93)" in english
     assert english.count("(") == speed_pages.slower(xeon, True).count("(")
 
 

@@ -2,6 +2,8 @@
 
 import copy
 import io
+import os
+import subprocess
 import sys
 
 import accelerate
@@ -548,6 +550,19 @@ def test_a_second_process_writes_by_the_code_of_the_first(processes, tmp_path):
         said.append(run.stdout.split())
     assert int(said[0][-2]) > 0
     assert said[1][-2:] == ["0", "True"]
+
+
+@pytest.mark.slow
+def test_code_on_the_disk_is_not_run_with_shorter_vectors(tmp_path):
+    """As on a disk that machines share: PyTorch finds code for long vectors there and compiles it for short ones."""
+    has_long = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    for instructions in ("avx512", "avx2") if has_long else ("avx2", "default"):
+        given = {"ATEN_CPU_CAPABILITY": instructions, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        run = subprocess.run(
+            [sys.executable, "-c", WRITES], env=os.environ | given, capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0, run.stderr
+        assert int(run.stdout.split()[-2]) > 0
 
 
 def test_without_a_compiler_it_runs_uncompiled(monkeypatch):

@@ -9,10 +9,16 @@ from contextlib import contextmanager
 
 import torch
 
-# A product and its sum are one instruction (FMA); on a GPU several loops are tried for each product of one row. PyTorch
-# keeps on disk which was best, but up to 2.11 its static launcher does not look there: every process would try again.
+_BITS = {"AVX512": 512, "AVX2": 256}  # of a vector
+# A product and its sum are one instruction (FMA). PyTorch finds code on the disk by its options, but not by the
+# processor's instructions: on a processor with shorter vectors, code for longer ones reads beyond its data.
+# On a GPU several loops are tried for each product of one row. PyTorch keeps on disk which was best, but up to 2.11
+# its static launcher does not look there: every process would try again.
 _OPTIONS: dict[str, dict] = {
-    "cpu": {"cpp.enable_floating_point_contract_flag": "fast"},
+    "cpu": {
+        "cpp.enable_floating_point_contract_flag": "fast",
+        "cpp.simdlen": _BITS.get(torch.backends.cpu.get_cpu_capability()),
+    },
     "cuda": {"coordinate_descent_tuning": True, "use_static_cuda_launcher": False},
 }
 _LONGEST = 600.0  # seconds that a call waits for another thread's compiler; by hand
