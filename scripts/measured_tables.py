@@ -34,7 +34,7 @@ CHINESE = (
     (r"(\d) beams?", r"\1 束"),
     (r"beam (\d)", r"束宽 \1"),
     ("greedy", "贪心"),
-    ("few rows in parts", "少数几行拆成一批"),
+    ("few rows in parts", "行数少时拆开权重"),
     ("packed weights", "权重重排"),
     ("oneDNN's matmul", "oneDNN 的乘法"),
     ("PyTorch's 4-bit matmul", "PyTorch 的 4 位乘法"),

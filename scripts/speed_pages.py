@@ -67,7 +67,7 @@ TOKENS = [
 """Tokens per second."""
 TEXTS = [
     Work(
-        f"{name} width, 4 layers, {fill}% full", f"{name} 的宽度，4 层，{fill}% 是文本",
+        f"{name} width, 4 layers, {fill}% full", f"{name} 的宽度，4 层，填满 {fill}%",
         name, f"encoder, {fill}% full", 0, 16, drawn,
     )
     for name, drawn in (("BERT-base", True), ("T5-base", False))
@@ -223,8 +223,8 @@ WORDS = (
         "（[怎样使用](docs/zh/make-it-faster.md)）。"
         "提示很短时，Qwen3-0.6B 准备后每秒写 {prepared} 个词元，编译后 {compiled} 个；"
         "transformers 是 {peer} 个（不编译，这是它在 CPU 上的默认做法{both}）。"
-        "BERT-base 宽度的编码器，批次里 41 / 71 / 100% 是文本时，"
-        "准备后是 transformers 的 {encoders} 倍。上面的对话模型用训练好的权重，准备后每秒写 {chat_prepared} 个词元，"
+        "BERT-base 宽度的编码器，批次填满 41 / 71 / 100% 时，准备后的速度是 transformers 的 {encoders} 倍。"
+        "上面的对话模型用训练好的权重，准备后每秒写 {chat_prepared} 个词元，"
         "编译后 {chat_compiled} 个，transformers 是 {chat_peer} 个"
         "（[两个核](docs/zh/quickstart.md#2-对话数一数每秒写几个词元两分钟)）。"
         "在 GPU 上，批大小 1，两边都编译，写 Qwen3-0.6B 的一个词元，"
