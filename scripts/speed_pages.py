@@ -1,8 +1,8 @@
 """Write the speeds of one run into the READMEs and the pages on benchmarks, and draw them.
 
 All figures come from `benchmarks/runs/cpu.json`, which `benchmarks/run.py` wrote, and in the READMEs also from
-docs/gpu.md and docs/quickstart.md; nobody copies one by hand. The page of measurements has the run on a Xeon, of
-`xeon.json`.
+docs/gpu.md and docs/quickstart.md; nobody copies one by hand. The page of measurements has the run on an AMD processor
+with AVX2, of `amd-avx2.json`.
 
 Usage: python scripts/speed_pages.py [SPEED.json ...]    (first takes over the speed.json of a run, or of several)
 
@@ -21,7 +21,7 @@ from blockformer.pictures.canvas import GREY, LIGHT, STRONG_BLUE, STRONG_ORANGE,
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = ROOT / "benchmarks" / "runs" / "cpu.json"
-XEON = ROOT / "benchmarks" / "runs" / "xeon.json"
+WITH_AVX2 = ROOT / "benchmarks" / "runs" / "amd-avx2.json"
 PICTURE = ROOT / "docs" / "pictures" / "speed.svg"
 PREPARED, COMPILED, BOTH = "prepared", "compiled", "both compiled"
 SIDES = ("ours", "peer")
@@ -141,19 +141,15 @@ KINDS = (
 )
 
 
-XEON_STATES = ((COMPILED, BOTH), (PREPARED,))
-"""For each kind. Models that write were measured with packed weights, which are no longer used on such a processor."""
-
-
 def states_of(run: Run) -> tuple[Sequence[str], ...]:
     """For each kind of work, what the run has of it. Encoders are not compiled."""
     return ((PREPARED, COMPILED, BOTH) if run.has_both else (PREPARED, COMPILED)), (PREPARED,)
 
 
-def tables(run: Run, chinese: bool, states: Sequence[Sequence[str]] = ()) -> str:
-    """The tables of a page, with a column for each state: by default all that the run has."""
+def tables(run: Run, chinese: bool) -> str:
+    """The tables of a page, with a column for each state that the run has."""
     parts = [f"{run.machine_words()[chinese]}{'。' if chinese else '. '}{run.notes[chinese]}".rstrip()]
-    for (works, *titles), shown in zip(KINDS, states or states_of(run), strict=True):
+    for (works, *titles), shown in zip(KINDS, states_of(run), strict=True):
         head = [HEADS[name][chinese] for name in ("", PEER, *shown)]
         parts += ["", titles[chinese] + ("：" if chinese else ":"), ""]
         parts += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
@@ -321,7 +317,7 @@ def filled(text: str, name: str, content: str) -> str:
 
 def pages(run: Run) -> dict[Path, str]:
     """What the tool writes: each page, and the picture, with their text."""
-    made, xeon = {PICTURE: picture(run)}, Run(XEON)
+    made, with_avx2 = {PICTURE: picture(run)}, Run(WITH_AVX2)
     for chinese, readme, docs in (
         (False, ROOT / "README.md", ROOT / "docs"),
         (True, ROOT / "README.zh-CN.md", ROOT / "docs" / "zh"),
@@ -331,7 +327,7 @@ def pages(run: Run) -> dict[Path, str]:
         text = filled(page.read_text(encoding="utf-8"), "speed", tables(run, chinese))
         text = filled(text, "slower", slower(run, chinese))
         made[page] = filled(text, "every row", every_row(run, chinese))
-        made[more] = filled(more.read_text(encoding="utf-8"), "speed", tables(xeon, chinese, XEON_STATES))
+        made[more] = filled(more.read_text(encoding="utf-8"), "speed", tables(with_avx2, chinese))
     return made
 
 
