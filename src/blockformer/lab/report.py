@@ -15,7 +15,7 @@ from .table import EXPLAINED, Group, group_rows, markdown, signed
 
 TABLE, PAGE = "table.md", "index.html"
 # Heading -> file.
-PICTURES = {"Beside the base": "differences.svg", "Loss by FLOPs": "curves.svg", "Power law": "scaling.svg"}
+PICTURES = {"Compared with the base": "differences.svg", "Loss by FLOPs": "curves.svg", "Power law": "scaling.svg"}
 
 
 def write_report(folder: Path, runs: list[Run], name: str) -> list[Group]:
