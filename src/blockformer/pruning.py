@@ -39,7 +39,7 @@ def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> P
     Raises:
         TypeError: the model is not one of Blockformer's, or `heads` is not a mapping.
         ValueError: the model does not have these heads, or cannot be pruned: an encoder-decoder, 4-bit weights, a norm
-            over all heads, disentangled positions.
+            over all heads, disentangled positions, latent attention, layers that keep a state, and so on.
 
     Examples:
         >>> smaller = prune_heads(model, {0: [1, 3], 5: [0]})  # doctest: +SKIP
