@@ -4,7 +4,7 @@
     python examples/look_inside.py my-model "A text that the model continues well."
 
 `my-model` is a repo of a decoder or of a masked language model, of any mix. Each head is taken out by itself; the table
-says by how many nats a token the text's loss rises. `bridge` is for your own programs: TransformerLens asks for an
+says by how many nats per token the text's loss rises. `bridge` is for your own programs: TransformerLens asks for an
 adapter for each architecture, and this one reads a model's modules, so it fits them all.
 """
 

@@ -72,7 +72,7 @@ def _details(group: Group) -> str:
         for row in group.rows
         for tokens, loss in row["curve"]["held_out"]
     ]
-    head = "".join(f'<th scope="col">{word}</th>' for word in ("seed", "tokens", "held-out loss (nats a token)"))
+    head = "".join(f'<th scope="col">{word}</th>' for word in ("seed", "tokens", "held-out loss (nats per token)"))
     settings = json.dumps(group.first["settings"], sort_keys=True)
     ends = "".join(
         f"<p>seed {row['seed']}: {html.escape(row['diverged'])}</p>" for row in group.rows if row["diverged"]

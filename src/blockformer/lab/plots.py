@@ -31,7 +31,7 @@ Point = tuple[float, float]
 
 
 def bits_of(row: Row, nats: float) -> float:
-    """A loss in nats a token of the held-out text, as bits a byte."""
+    """A loss in nats per token of the held-out text, as bits per byte."""
     return nats / math.log(2) * row["held_out_tokens"] / row["held_out_bytes"]
 
 
@@ -192,7 +192,7 @@ def draw_runs(group: Group) -> str | None:
         return None
     canvas = Canvas(660, 250 + 18 * len(group.rows), f"Losses of {group.name}")
     frame = Frame(canvas, 62, 34, 570, 160, _range([x for x, _ in points]), _range([y for _, y in points]))
-    frame.draw(ticks(*frame.across), ticks(*frame.up, most=4), "tokens", "nats a token; dashed: training")
+    frame.draw(ticks(*frame.across), ticks(*frame.up, most=4), "tokens", "nats per token; dashed: training")
     for seed, kind, found in series:
         color = COLORS[[row["seed"] for row in group.rows].index(seed) % len(COLORS)]
         frame.curve([(tokens, loss) for tokens, loss in found], color, 1.6, kind == "train")
