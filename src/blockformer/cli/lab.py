@@ -97,7 +97,7 @@ def show(experiment: "Experiment", runs: "list[Run]", console: "Console") -> Non
     console.print(table, markup=False, highlight=False)
     console.print(
         f"{len(runs)} runs ({len(experiment.seeds)} seeds) with equal {experiment.equal}, "
-        f"each of {amount:,g} {kind.replace('_', ' ')}",
+        f"each of {amount:,.12g} {kind.replace('_', ' ')}",
         markup=False,
         highlight=False,
     )
