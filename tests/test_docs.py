@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import pytest
 import torch
 import yaml
+from markdown_it import MarkdownIt  # which rich needs
 
 import blockformer
 from blockformer.conversion.arguments import FAMILIES
@@ -367,6 +368,15 @@ def test_each_error_that_is_explained_is_one_of_the_code_s(page):
     errors = [row[0].strip("`") for table in tables(page) for row in table[1:] if row[0].startswith("`")]
     assert len(errors) > 20
     assert not [error for error in errors if error not in said]
+
+
+def test_bold_is_closed_as_markdown_wants():
+    """`。**字` closes nothing by CommonMark: between punctuation and a letter, the asterisks are shown."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "model_cards").rglob("*.md")]
+    for page in pages:
+        for block in MarkdownIt().parse(page.read_text(encoding="utf-8")):
+            shown = [token.content for token in block.children or () if token.type == "text"]
+            assert not [text for text in shown if "**" in text], page.relative_to(ROOT)
 
 
 def test_every_speed_on_the_pages_is_of_the_run():
