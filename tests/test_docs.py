@@ -661,6 +661,15 @@ def test_the_blocks_of_a_page_make_every_name_that_they_use(path):
     assert undefined(fences(path, "python")) == set()
 
 
+@pytest.mark.parametrize("path", markdown_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_imports_the_package_before_it_loads_a_model(path):
+    """Later, the repo's own code would be loaded, which has no fast paths. `run_page` imports it before every block."""
+    code = "\n".join(fences(path, "python"))
+    imported = re.search(r"^(?:import|from) blockformer\b", code, re.MULTILINE)
+    loaded = re.search(r"\bAutoModel\w*\.from_pretrained\(|\bSentenceTransformer\(", code)
+    assert not (imported and loaded) or imported.start() < loaded.start()
+
+
 def test_a_name_that_nothing_makes_is_found():
     assert undefined(["import torch\nx = 1", "def f(y):\n    return torch.add(x, y) + z"]) == {"z"}
 
