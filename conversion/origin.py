@@ -97,7 +97,7 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
     if unknown:
         raise ConversionError(
             f"{path}: form: {shown(unknown[0])} means nothing to this release for a checkpoint of {name}, so its "
-            "names cannot be restored; undo the change to this file, or pip install --upgrade blockformer if a later "
+            "names cannot be restored; undo the change to this file, or install a later blockformer if a later "
             "release wrote it, or delete the file to convert by config.json only"
         )
     sizes = variant.get("sizes", {})

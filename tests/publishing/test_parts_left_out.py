@@ -109,7 +109,7 @@ def test_entries_of_a_part_that_is_left_out_are_not_written(computed):
 def test_what_is_left_out_is_refused_by_its_name(computed, processes):
     folder, _, _ = computed
     said = json.loads(processes.said(program("left_out_asked"), folder / "learned", folder / "plain", folder=folder))
-    fix = "pip install blockformer"
+    fix = "install blockformer"
     assert "has no field 'num_experts'" in said["num_experts"]
     assert "awq_linear, experts, latent_attention" in said["num_experts"]
     assert said["position_type"].startswith("Alibi: this repo leaves out alibi.py, which its model does not use")

@@ -152,7 +152,7 @@ FAULTS = {
     "a later release": (
         "code",
         lambda f: edit(f / "config.json", blockformer_version="7.1.0"),
-        r"release '7\.1\.0' is not known to Blockformer .*: pip install 'blockformer>=7\.1\.0'",
+        r"release '7\.1\.0' is not known to Blockformer .*: install blockformer 7\.1\.0 or later",
     ),
     "a release that never was": (
         "code",

@@ -269,14 +269,14 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
     if unknown and version not in (None, VERSION):
         names = " and ".join(map(repr, unknown))
         what = f"Blockformer {version} wrote this config, and {VERSION} does not know {names}"
-        raise ValueError(f"{what}: pip install 'blockformer>={version}'.")
+        raise ValueError(f"{what}: install blockformer {version} or later.")
     if unknown:
         known = [field.name for field in fields(config_class)]
         hints = [f"{config_class.__name__} has no field '{each}'.{did_you_mean(each, known)}" for each in unknown]
         # Of the stand-in in a repo, left_out.py.
         if missing := sorted({vars(each)["left_out"] for each in config_class.__mro__ if "left_out" in vars(each)}):
             parts = f"This repo leaves out parts that its model does not use ({', '.join(missing)})"
-            hints.append(f"{parts}: to use one, pip install blockformer, import it, and export the model again.")
+            hints.append(f"{parts}: to use one, install blockformer, import it, and export the model again.")
         raise ValueError(" ".join(hints))
 
 

@@ -8,7 +8,7 @@ class LeftOut:
 
     def __init__(self, *args, **kwargs):
         why = f"this repo leaves out {self.left_out}.py, which its model does not use"
-        raise ValueError(f"{type(self).__name__}: {why}; pip install blockformer, which has it, and export again.")
+        raise ValueError(f"{type(self).__name__}: {why}; install blockformer, which has it, and export again.")
 
 
 def __getattr__(name):

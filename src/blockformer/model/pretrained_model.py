@@ -9,7 +9,7 @@ from .compat import OutputRecorder, tell_peft
 from .layer import Layer, layer_class
 from .runtime import Runtime, by_package
 
-_UNPREPARED = "prepare_for_{0} is not in a repo's code: pip install blockformer, import it, and load the model again."
+_UNPREPARED = "prepare_for_{0} is not in a repo's code: install blockformer, import it, and load the model again."
 
 
 class WeightsError(ValueError, RuntimeError):

@@ -18,7 +18,7 @@ class SinusoidalPositions(ComputedPositions):
     position_ids [B, T] -> [B, T, C].
 
     An angle of many radians rounds coarsely in float32. It is counted in turns, of which whole ones are dropped, and a
-    frequency is a sum of parts of `_BITS` bits, whose products with a position are exact.
+    frequency is a sum of parts of `_BITS` bits, whose products with a position are exact up to 2^14.
     """
 
     _BITS = 10

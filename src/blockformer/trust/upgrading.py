@@ -130,7 +130,7 @@ def _config(repo: str | PathLike[str], entries: Mapping[str, Any]) -> Blockforme
     version, number = (entries.get(name) for name in STAMP)
     if is_later(str(version)) or (isinstance(number, int) and number > FORMAT):
         what = f"{repo}: Blockformer {version} wrote it, which is later than {VERSION}, and nothing is downgraded"
-        raise ConversionError(f"{what}: pip install 'blockformer>={version}'")
+        raise ConversionError(f"{what}: install blockformer {version} or later")
     try:
         return kind.from_dict({name: value for name, value in entries.items() if name != "auto_map"})
     except (ValueError, TypeError) as error:

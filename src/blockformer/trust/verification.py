@@ -186,7 +186,7 @@ def _check_code(folder: Path, names: set[str], config: dict[str, Any], kind: typ
             fix = "`blockformer upgrade` writes its code anew"
             problem = f"config.json names no release: the repo is from before 0.1.0, or was edited; {fix}"
         else:
-            fix = f": pip install 'blockformer>={version}' and verify again" if is_later(str(version)) else ""
+            fix = f": install blockformer {version} or later and verify again" if is_later(str(version)) else ""
             problem = f"release {shown(version)} is not known to Blockformer {VERSION}{fix}"
         found.add("code", problem)
         if code:
