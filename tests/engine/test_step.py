@@ -143,6 +143,16 @@ def test_the_step_is_right_before_it_is_compiled(family, together, untraced, mon
     assert len(kinds(quick)) >= (1 if family == "nemotron_h" else 2)  # with experts, steps are for one row
 
 
+@pytest.mark.parametrize(
+    ("layers", "sizes"), [(1, [1]), (6, [6]), (9, [8, 1]), (10, [5, 5]), (22, [8, 8, 6]), (28, [7] * 4), (30, [6] * 5)]
+)
+def test_few_layers_are_compiled_and_few_functions_called(layers, sizes, monkeypatch):
+    model = blockformer.BlockformerDecoderModel(preset("qwen3", **{**STRONG, "num_hidden_layers": layers}))
+    assert [len(group) for group in step_functions._groups_of(model.layers, 8)] == sizes
+    monkeypatch.setattr(step_functions, "_SMALL_LAYER", 0)
+    assert [len(group) for group in step_functions._groups_of(model.layers, 8)] == [1] * layers
+
+
 def test_steps_read_no_more_than_a_window(untraced):
     plain, quick = family_pair("mistral")
     long = {"max_new_tokens": 90, "min_new_tokens": 90, "return_dict_in_generate": True}

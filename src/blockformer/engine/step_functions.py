@@ -218,6 +218,20 @@ def _structure(group: list) -> str:
 def _groups_of(layers, most: int) -> list[list]:
     """The layers that are a function together: each by itself, or up to `most` of one type that are small."""
     sizes = [sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers())) for layer in layers]
-    count = most if max(sizes) <= _SMALL_LAYER else 1
-    alike = [list(group) for _, group in itertools.groupby(layers, lambda layer: layer.layer_type)]
-    return [group[start : start + count] for group in alike for start in range(0, len(group), count)]
+    most = most if max(sizes) <= _SMALL_LAYER else 1
+    groups: list[list] = []
+    for _, own in itertools.groupby(layers, lambda layer: layer.layer_type):
+        alike = list(own)
+        size = _size_of_groups(len(alike), most)
+        groups += [alike[start : start + size] for start in range(0, len(alike), size)]
+    return groups
+
+
+def _size_of_groups(layers: int, most: int) -> int:
+    """How many of so many layers are a function, so that few are compiled, and traced again in each process.
+
+    30 are five times 6, and not three times 8 and once 6. A step calls at most a quarter more functions for that.
+    """
+    most_calls = -(-layers // most) * 5 // 4
+    sizes = [size for size in range(1, most + 1) if -(-layers // size) <= most_calls]
+    return min(sizes, key=lambda size: (size + layers % size, -size))
