@@ -323,6 +323,30 @@ def test_a_loss_of_ones_own_learns_from_late_logits(few):
     assert_gradients_close(found, expected)
 
 
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("look", ["retain_grad", "hook"])
+@pytest.mark.parametrize("name", ["bert", "marian", "gemma2", "qwen3"])
+def test_late_logits_that_are_watched_get_the_gradient_of_the_loss(name, look, others, few):
+    results = []
+    for return_logits in (None, True):
+        model, batch = make(name)
+        outputs = model(**batch, output_hidden_states=True, num_items_in_batch=7, return_logits=return_logits)
+        logits, seen, below = outputs.logits, [], []
+        kept = outputs.get("hidden_states", outputs.get("decoder_hidden_states"))[-1]
+        kept.register_hook(below.append)
+        if look == "retain_grad":
+            logits.retain_grad()
+        else:
+            logits.register_hook(lambda grad, seen=seen: seen.append(grad) or grad / 3)
+        loss = 3 * outputs.loss + (logits.logsumexp(-1).mean() if others else 0)
+        gradients = gradients_of(model, loss)
+        results.append((gradients, logits.grad if look == "retain_grad" else sum(seen), len(below)))
+    (found, late, runs), (expected, plain, plain_runs) = results
+    assert_close(late, plain)
+    assert_gradients_close(found, expected)
+    assert runs == plain_runs == 1
+
+
 def no_gradients():
     return torch.no_grad()
 

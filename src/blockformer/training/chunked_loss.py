@@ -10,7 +10,7 @@ from torch.nn.modules import module
 from torch.utils.checkpoint import checkpoint
 
 from ..model.language_model_head import finished
-from ..model.losses import IGNORED, averaged, check_labels
+from ..model.losses import IGNORED, averaged, check_labels, token_cross_entropy
 from ..watched import is_bare, is_plain_linear, is_transformed
 from .late_outputs import DeferredLogits
 
@@ -44,12 +44,16 @@ def loss_in_chunks(head, hidden_states, labels, num_items_in_batch, return_logit
     bias = None if head.logits_bias is None else head.logits_bias.to(states.device)
     cap = head.config.final_logit_softcapping
     logits = DeferredLogits(states, head.lm_head, bias, cap) if is_deferred else None
-    labels = labels.to(states.device)
+    every_label = labels = labels.to(states.device)
     if states.device.type == "cpu" and not torch.compiler.is_compiling():
         labelled = labels != IGNORED  # elsewhere their number would be a synchronisation
         states, labels = states[labelled], labels[labelled]
     states, labels = states.flatten(0, -2), labels.flatten()  # [N, C], [N]
-    return logits, chunked_cross_entropy(head.lm_head, states, labels, num_items_in_batch, label_smoothing, bias, cap)
+    loss = chunked_cross_entropy(head.lm_head, states, labels, num_items_in_batch, label_smoothing, bias, cap)
+    if logits is not None and loss.requires_grad:
+        given = (every_label, num_items_in_batch, label_smoothing)
+        loss = _ThroughLogits.apply(loss, logits, lambda read: token_cross_entropy(read, *given), *logits.inputs)
+    return logits, loss
 
 
 def _can_be_in_chunks(head) -> bool:
@@ -93,6 +97,20 @@ def chunked_cross_entropy(
     for chunk in zip(states.split(rows), labels.split(rows), strict=True):
         total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, logits_bias, cap, use_reentrant=False)
     return averaged(total, labels, num_items_in_batch)
+
+
+class _ThroughLogits(torch.autograd.Function):
+    """A loss in chunks, whose gradient goes through its `DeferredLogits` where somebody asks for theirs."""
+
+    @staticmethod
+    def forward(ctx, loss, logits, loss_of, *inputs):
+        ctx.logits, ctx.loss_of = logits, loss_of
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        found = ctx.logits.gradients_through(ctx.loss_of, grad)
+        return (grad, None, None, None, None, None) if found is None else (None, None, None, *found)
 
 
 def _most_logits(device) -> int:

@@ -41,6 +41,7 @@ class DeferredLogits:
         kind = states.device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         self._has_gradients, self._is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._read: list[torch.Tensor] = []  # by any copy
         dtype = self._autocast[1] if self._autocast[2] else states.dtype
         self.dtype = dtype if logits_bias is None else torch.promote_types(dtype, logits_bias.dtype)
 
@@ -56,9 +57,47 @@ class DeferredLogits:
                 "call the model with return_logits=True."
             )
         inference, gradients = self._is_inference, self._has_gradients
-        with torch.inference_mode(inference), torch.set_grad_enabled(gradients), torch.autocast(*self._autocast):
-            states = self._states.contiguous().view(self._states.shape)  # see `LanguageModelHead.logits_of`
-            return finished(nn.functional.linear(states, self._weight, self._bias), *self._after).to(self.dtype)
+        with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+            logits = self._logits_of(*self.inputs)
+        self._read.append(logits)
+        return logits
+
+    @property
+    def inputs(self) -> tuple:
+        """States [..., C], weight [V, C] and bias [V] or None."""
+        return self._states, self._weight, self._bias
+
+    def _logits_of(self, states, weight, bias):
+        with torch.autocast(*self._autocast):
+            states = states.contiguous().view(states.shape)  # see `LanguageModelHead.logits_of`
+            return finished(nn.functional.linear(states, weight, bias), *self._after).to(self.dtype)
+
+    def gradients_through(self, loss_of, grad) -> tuple | None:
+        """Gradients of the `inputs`, by way of logits whose own gradient somebody asked for; None if nobody did.
+
+        Their graph may have been freed: a loss of the user's own, which reads them, has gone back first.
+
+        Args:
+            loss_of: from logits [..., V] to the loss.
+            grad: of the loss.
+        """
+        watched = [each for each in self._read if each.retains_grad or each._backward_hooks]
+        if not watched or torch.is_grad_enabled():  # as with `create_graph`, which a loss in chunks refuses
+            return None
+        logits = watched[-1]
+        with torch.enable_grad():
+            leaf = _leaf_of(logits)
+            (errors,) = torch.autograd.grad(loss_of(leaf), leaf, grad)
+            inputs = [each if each is None else _leaf_of(each) for each in self.inputs]
+            again = self._logits_of(*inputs)
+        for hook in (logits._backward_hooks or {}).values():
+            changed = hook(errors)
+            errors = errors if changed is None else changed
+        if logits.retains_grad:
+            logits.grad = errors if logits.grad is None else logits.grad + errors
+        needed = [each for each in inputs if each is not None and each.requires_grad]
+        found = iter(torch.autograd.grad(again, needed, errors.to(again.dtype)))
+        return tuple(next(found) if each is not None and each.requires_grad else None for each in inputs)
 
     def float(self) -> DeferredLogits:
         """The same in float32, as late: accelerate asks every tensor of half precision in an output for it."""
@@ -68,6 +107,10 @@ class DeferredLogits:
 
     def _state(self) -> list[tuple]:
         return [_state_of(weight) for weight in (self._weight, self._bias) if weight is not None]
+
+
+def _leaf_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _state_of(weight: torch.Tensor) -> tuple:
