@@ -473,16 +473,30 @@ def test_a_hook_before_a_checkpointed_layer_may_give_back_the_states_alone():
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
-def test_a_head_whose_bias_peft_drops_is_refused():
+def test_a_head_keeps_the_bias_that_peft_drops(tmp_path):
     """PEFT ties a saved copy of the embeddings to a linear layer that it makes without a bias."""
     peft = pytest.importorskip("peft")
     a_model, inputs = model_and_inputs("bert", "BlockformerEncoderForMaskedLM")
+    torch.nn.init.normal_(a_model.lm_head.bias)
+    expected, base = a_model.eval()(**inputs).logits, copy.deepcopy(a_model)
     settings = {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}
     adapted = peft.get_peft_model(copy.deepcopy(a_model), peft.LoraConfig(**settings)).eval()
-    assert_close(adapted(**inputs).logits, a_model.eval()(**inputs).logits)
-    adapted = peft.get_peft_model(a_model, peft.LoraConfig(**settings, ensure_weight_tying=True))
-    with pytest.raises(ValueError, match=r"lm_head has lost its bias.*ensure_weight_tying"):
-        adapted(**inputs)
+    assert_close(adapted(**inputs).logits, expected)
+    tied = peft.LoraConfig(**settings, ensure_weight_tying=True)
+    adapted = peft.get_peft_model(a_model, tied).eval()
+    assert_close(adapted(**inputs).logits, expected)
+    adapted.train()(**inputs).loss.backward()
+    torch.optim.SGD([each for each in adapted.parameters() if each.requires_grad], lr=0.1).step()
+    trained = adapted.eval()(**inputs).logits
+    assert not torch.equal(trained, expected)
+    adapted.save_pretrained(tmp_path)
+    assert_close(peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()(**inputs).logits, trained)
+    merged = adapted.merge_and_unload()
+    assert torch.equal(merged.lm_head.bias, base.lm_head.bias)
+    assert_close(merged(**inputs).logits, trained)
+    unseen = peft.get_peft_model(base, tied).merge_and_unload()
+    with pytest.raises(ValueError, match=r"lm_head has lost its bias.*before merge_and_unload"):
+        unseen(**inputs)
 
 
 def test_lora_gives_the_logits_of_transformers():

@@ -143,13 +143,21 @@ class MaskedTokens(LanguageModelHead, BlockformerEncoderPreTrainedModel):
     def fill_in(self, inputs, labels, num_items_in_batch, return_logits, label_smoothing, **kwargs):
         """The model's inputs by name, and labels int [B, T] or None -> its outputs, logits [B, T, V], loss or None."""
         if self.config.lm_head_bias is True and getattr(self.lm_head, "bias", True) is None:
-            what = "PEFT's ensure_weight_tying puts one without a bias in its place"
-            raise ValueError(f"lm_head has lost its bias: {what}; leave it out, or adapt other modules.")
+            self._restore_bias()
         inputs = inputs | {"reads_padding": are_on_padding(labels, inputs["attention_mask"])}
         outputs = self.model(**inputs, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
         given = (labels, num_items_in_batch, return_logits, label_smoothing, {"labels": labels})
         return outputs, *self.logits_and_loss(states, *given)
+
+    def _restore_bias(self):
+        """Put the head's bias into the layers without one that PEFT's `ensure_weight_tying` puts in its place."""
+        bias = getattr(getattr(self.lm_head, "original_module", None), "bias", None)
+        if bias is None:
+            what = "PEFT's ensure_weight_tying put one without a bias in its place, and nothing ran before it was merged"
+            raise ValueError(f"lm_head has lost its bias: {what}. Call the model once before merge_and_unload().")
+        for layer in self.lm_head.modules_to_save.values():
+            layer.bias = bias if layer.bias is None else layer.bias
 
 
 class BlockformerEncoderForMaskedLM(MaskedTokens):
