@@ -50,20 +50,15 @@ from .training.width_transfer import mup_model
 
 
 class _ForPreTraining(BlockformerEncoderForPreTraining):
-    """What `AutoModelForPreTraining` takes for an encoder: of two classes the one that `architectures` name."""
+    """What `AutoModelForPreTraining` takes for an encoder: of its classes the one of the config."""
 
     @classmethod
     def from_pretrained(cls, *args, config, **kwargs):
-        return _class_for_pre_training(config).from_pretrained(*args, config=config, **kwargs)
+        return getattr(modeling_encoder, config.pre_training_class).from_pretrained(*args, config=config, **kwargs)
 
     @classmethod
     def _from_config(cls, config, **kwargs):
-        return _class_for_pre_training(config)._from_config(config, **kwargs)
-
-
-def _class_for_pre_training(config):
-    detects = config.architectures == [BlockformerEncoderForReplacedTokenDetection.__name__]
-    return BlockformerEncoderForReplacedTokenDetection if detects else BlockformerEncoderForPreTraining
+        return getattr(modeling_encoder, config.pre_training_class)._from_config(config, **kwargs)
 
 
 for _config, _models in (

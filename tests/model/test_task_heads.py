@@ -139,13 +139,18 @@ def test_forward_names_what_the_official_classes_name(name):
 
 def test_the_class_for_pre_training_is_the_one_that_made_the_weights(tmp_path, fresh):
     ids, found = torch.arange(3, 9)[None], {}
-    for name in ("EncoderForPreTraining", "EncoderForReplacedTokenDetection"):
-        model = make(name).eval()
+    others = {"EncoderForMaskedLM": {"type_vocab_size": 1}, "EncoderDecoderForConditionalGeneration": {}}
+    for name in ("EncoderForPreTraining", "EncoderForReplacedTokenDetection", *others):
+        model = make(name, **others.get(name, {})).eval()
         blockformer.export_model(model, tmp_path / name)
         again = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / name)
         assert type(again) is type(model)
         assert type(transformers.AutoModelForPreTraining.from_config(again.config)) is type(model)
-        found[name] = model(ids)[0].flatten().tolist()
+        sides = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        found[name] = model(ids, **sides)[0].flatten().tolist()
+    assert type(transformers.AutoModelForTextEncoding.from_pretrained(tmp_path / "EncoderForMaskedLM")) is (
+        blockformer.BlockformerEncoderModel
+    )
     bert = blockformer.preset("bert", **DRY)
     assert type(transformers.AutoModelForPreTraining.from_config(bert)).__name__ == "BlockformerEncoderForPreTraining"
     script = """
@@ -155,7 +160,9 @@ found = {}
 for name in sys.argv[2:]:
     model = AutoModelForPreTraining.from_pretrained(f"{sys.argv[1]}/{name}", trust_remote_code=True).eval()
     assert type(model).__name__ == f"Blockformer{name}", type(model)
-    found[name] = model(torch.arange(3, 9)[None])[0].flatten().tolist()
+    ids = torch.arange(3, 9)[None]
+    sides = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    found[name] = model(ids, **sides)[0].flatten().tolist()
 print(json.dumps(found))
 """
     elsewhere = json.loads(fresh(script, tmp_path, *found, folder=tmp_path))

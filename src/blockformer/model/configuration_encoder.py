@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from .vector_positions import LearnedPositions  # noqa: F401
 
 
-DETECTOR = "BlockformerEncoderForReplacedTokenDetection"
+PRE_TRAINING, DETECTOR, MASKED = (
+    f"BlockformerEncoderFor{task}" for task in ("PreTraining", "ReplacedTokenDetection", "MaskedLM")
+)
 
 
 class BlockformerEncoderConfig(RoundingFields, TokenDropoutFields, DisentangledFields, BlockformerConfig):
@@ -62,6 +64,7 @@ class BlockformerEncoderConfig(RoundingFields, TokenDropoutFields, DisentangledF
     )
     auto_classes = {
         "AutoConfig": "configuration_encoder.BlockformerEncoderConfig",
+        "AutoModelForTextEncoding": "modeling_encoder.BlockformerEncoderModel",
         "AutoModel": "modeling_encoder.BlockformerEncoderModel",
         "AutoModelForMaskedLM": "modeling_encoder.BlockformerEncoderForMaskedLM",
         "AutoModelForPreTraining": "modeling_encoder.BlockformerEncoderForPreTraining",
@@ -82,10 +85,20 @@ class BlockformerEncoderConfig(RoundingFields, TokenDropoutFields, DisentangledF
             alike = "use one layer type, first_attention_norm=True and no pruned_heads, or leave it out"
             raise ValueError(f"num_hidden_groups ({groups}) needs layers that share all settings: {alike}.")
 
+    @property
+    def pre_training_class(self) -> str:
+        """The class that `AutoModelForPreTraining` takes: the one that `architectures` name.
+
+        That is a masked language model only where the encoder tells no segments apart (RoBERTa): BERT's released
+        checkpoints of one were trained with the next sentence, too.
+        """
+        named = (self.architectures or [None])[0]
+        is_its_own = named == DETECTOR or (named == MASKED and self.type_vocab_size < 2)
+        return named if is_its_own else PRE_TRAINING
+
     def to_dict(self):
-        """As for any config; of two classes for pre-training the `auto_map` has the one that `architectures` name."""
+        """As for any config; of the classes for pre-training the `auto_map` has this config's."""
         settings = super().to_dict()
-        if self.architectures == [DETECTOR]:
-            module = settings["auto_map"]["AutoModelForPreTraining"].partition(".")[0]
-            settings["auto_map"]["AutoModelForPreTraining"] = f"{module}.{DETECTOR}"
+        module = settings["auto_map"]["AutoModelForPreTraining"].partition(".")[0]
+        settings["auto_map"]["AutoModelForPreTraining"] = f"{module}.{self.pre_training_class}"
         return settings

@@ -81,6 +81,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     auto_classes = {
         "AutoConfig": "configuration_encoder_decoder.BlockformerEncoderDecoderConfig",
         "AutoModel": f"{_MODELS}Model",
+        "AutoModelForPreTraining": f"{_MODELS}ForConditionalGeneration",
         "AutoModelForSeq2SeqLM": f"{_MODELS}ForConditionalGeneration",
         "AutoModelForSequenceClassification": f"{_MODELS}ForSequenceClassification",
         "AutoModelForQuestionAnswering": f"{_MODELS}ForQuestionAnswering",

@@ -154,7 +154,9 @@ class MaskedTokens(LanguageModelHead, BlockformerEncoderPreTrainedModel):
         """Put the head's bias into the layers without one that PEFT's `ensure_weight_tying` puts in its place."""
         bias = getattr(getattr(self.lm_head, "original_module", None), "bias", None)
         if bias is None:
-            what = "PEFT's ensure_weight_tying put one without a bias in its place, and nothing ran before it was merged"
+            what = (
+                "PEFT's ensure_weight_tying put one without a bias in its place, and nothing ran before it was merged"
+            )
             raise ValueError(f"lm_head has lost its bias: {what}. Call the model once before merge_and_unload().")
         for layer in self.lm_head.modules_to_save.values():
             layer.bias = bias if layer.bias is None else layer.bias

@@ -19,7 +19,6 @@ from ..model.positions import LEARNED, RELATIVE_BIAS, RELATIVE_KEYS, SINUSOIDAL
 from ..model.release import STAMP
 from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
-from ..model_classes import MODELS
 
 MODEL = Path(__file__).parents[1] / "model"
 EXTRA_CODE = {"custom_generate/generate.py": Path(__file__).with_name("custom_generate.py")}
@@ -63,11 +62,8 @@ ABOUT_THE_FILE = frozenset(
 def full_auto_map(config: PretrainedConfig) -> dict[str, str]:
     """The `auto_map` entries of every Auto class that a config's topology serves, `AutoConfig` included."""
     entries = dict(type(config).auto_classes)
-    for name in config.architectures or ():
-        named = MODELS.get(name)
-        auto_class = getattr(named, "_auto_class", None)
-        if named is not None and auto_class:  # of two classes of an Auto class, the config's own
-            entries[auto_class] = f"{named.__module__.rpartition('.')[2]}.{name}"
+    if hasattr(config, "pre_training_class"):
+        entries["AutoModelForPreTraining"] = f"modeling_encoder.{config.pre_training_class}"
     return entries
 
 
