@@ -350,7 +350,10 @@ def _notes_on(official: Mapping[str, Any], plan: Plan) -> list[str]:
         notes.append("config.json: auto_map names code of the source; it was neither run nor copied")
     notes += note_on_unused(plan.family, official, plan.target_config)
     if isinstance(official.get("pad_token_id"), int) and official["pad_token_id"] < 0:
-        notes.append(
-            f"config.json: pad_token_id {official['pad_token_id']} is not a token; the model has no padding token"
+        reads = (
+            "each row is read at its last place"
+            if plan.target_config.pad_token_id
+            else "the model has no padding token"
         )
+        notes.append(f"config.json: pad_token_id {official['pad_token_id']} is not a token; {reads}")
     return notes

@@ -26,7 +26,7 @@ from ..rules.patterns import tuple_of
 from ..storage.awq import AWQ
 from ..storage.low_bits import without
 from ..storage.variant import CheckpointVariant
-from ..values import DROPOUTS, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none
+from ..values import DROPOUTS, LAST_PLACE, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none
 from .former import Former
 from .head import Head
 from .refused import MASKS, UNSUPPORTED, lines_on, usual_masks
@@ -210,6 +210,8 @@ class Settings:
         seen = Official(config, official, variant, head)
         learns = of_padding(head.config_class.model_type, self.pad_token_learns)
         settings = {**self.constant, **learns, "architectures": [head.ours], **settings}
+        if "DecoderForSequenceClassification" in head.ours and official.get("pad_token_id") == LAST_PLACE:
+            settings["pad_token_id"] = LAST_PLACE
         for value in self.values:
             settings.update(value.read(seen))
         if self.scales_in_embedding and settings.get("embedding_scale") is not None:

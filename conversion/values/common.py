@@ -7,6 +7,8 @@ from transformers import PretrainedConfig
 DROPOUTS = ("hidden_dropout", "attention_dropout", "activation_dropout")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 """Fields that some official classes leave out."""
+LAST_PLACE = -1
+"""The padding token of some old classifiers of decoders: no token is it, so each row is read at its last place."""
 COMMON_FIELDS = ("problem_type", "output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward")
 """Of every configuration class: nothing that a model computes with, but part of what a user set."""
 

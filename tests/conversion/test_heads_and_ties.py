@@ -132,6 +132,21 @@ def test_decoders_and_encoder_decoders_without_their_head_are_stacks(tmp_path):
         assert any("no such head" in note for note in report.notes), case
 
 
+@torch.no_grad()
+def test_a_classifier_whose_padding_is_no_token_reads_each_row_at_its_last_place(tmp_path):
+    official_folder(tmp_path / "src", "llama", "LlamaForSequenceClassification")
+    edit_config(tmp_path / "src", pad_token_id=-1)
+    report = there_and_back(tmp_path)
+    assert any("pad_token_id -1 is not a token; each row is read at its last place" in note for note in report.notes)
+    theirs = transformers.LlamaForSequenceClassification.from_pretrained(tmp_path / "src").eval()
+    ours = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "dst").eval()
+    ids, mask = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0)), torch.ones(3, 9).long()
+    mask[1, :3] = mask[2, -3:] = 0
+    for inputs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask}):
+        assert_close(ours(**inputs).logits, theirs(**inputs).logits)
+    assert from_official(tmp_path / "src").config.pad_token_id == -1
+
+
 def test_names_of_wrapped_classes(tmp_path):
     src = tmp_path / "src"
     for name, cls in (("llama", "LlamaForCausalLM"), ("bert", "BertForMaskedLM"), ("bart", "BartModel")):

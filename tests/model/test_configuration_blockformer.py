@@ -115,6 +115,7 @@ def test_none_is_settled_by_the_other_fields():
         ({"torch_dtype": "float"}, "dtype must be one of"),
         ({"pad_token_id": 32000}, "pad_token_id must be a token from 0 to 31999, not 32000"),
         ({"bos_token_id": -1}, "bos_token_id must be a token"),
+        ({"pad_token_id": -1}, "pad_token_id must be a token"),
         ({"eos_token_id": [2, 99999]}, "eos_token_id must be a token from 0 to 31999, not 99999"),
         ({"hidden_sise": 512}, "has no field 'hidden_sise'. Did you mean 'hidden_size'?"),
         ({"zzz": 1}, "BlockformerDecoderConfig has no field 'zzz'."),

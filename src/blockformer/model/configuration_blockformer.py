@@ -236,8 +236,7 @@ class BlockformerConfig(
 
     def scheme(self, gives: str):
         """What makes the module of the position type if that gives this, one of `parts`; else None."""
-        own = BLOCKS["position_type"].get(self.position_type)
-        if own is None:
+        if (own := BLOCKS["position_type"].get(self.position_type)) is None:
             return self.parts[gives].get(self.position_type)
         return own if own.gives == gives else None
 
@@ -281,11 +280,12 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
 
 
 def _check_tokens(config) -> None:
-    """Special tokens are tokens of the vocabulary that they are used in."""
+    """Special tokens are tokens of their vocabulary; to a decoder's classifier, -1 says that no token is padding."""
     _, target_size = config.stack_sizes(is_decoder=True)
     sizes = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), max(config.vocab_size, target_size))
     for name, size in {**sizes, "decoder_start_token_id": target_size}.items():
         value = getattr(config, name, None)
+        least = -1 if name == "pad_token_id" and "DecoderForSequence" in str(config.architectures) else 0
         for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
-            if token is not None and not (is_integer(token) and 0 <= token < size):
+            if token is not None and not (is_integer(token) and least <= token < size):
                 raise ValueError(f"{name} must be a token from 0 to {size - 1}, not {token!r}: set it, or set None.")
