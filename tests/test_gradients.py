@@ -19,8 +19,8 @@ HEADS = [
     (preset, target.rpartition(".")[2])
     for kind, presets in MOST.items()
     for preset in presets
-    for auto_class, target in type(blockformer.preset(presets[0])).auto_classes.items()
-    if auto_class not in ("AutoConfig", "AutoModel")
+    for target in dict.fromkeys(type(blockformer.preset(presets[0])).auto_classes.values())
+    if not target.endswith(("Config", "Model"))
 ]
 
 

@@ -466,6 +466,16 @@ def test_it_steps_aside_where_more_is_asked_for():
     assert not kinds(quick)
 
 
+def test_compiled_parts_have_no_hooks_of_a_call_for_hidden_states():
+    """The compiler cannot trace transformers' hooks, which stay when that call is over."""
+    plain, _ = pair()
+    plain(**prompts(plain), output_hidden_states=True)
+    layer = plain.model.layers[0]
+    assert layer._forward_hooks
+    assert not any(each._forward_hooks for each in twin(layer).modules())
+    assert layer._forward_hooks
+
+
 @pytest.mark.parametrize("family", ["qwen3", "marian"])
 @torch.no_grad()
 def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):

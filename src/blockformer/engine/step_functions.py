@@ -9,6 +9,7 @@ size, V vocabulary.
 import copy
 import itertools
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -33,14 +34,15 @@ _SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
 def twin(module: nn.Module, copied: Callable = copy.copy) -> nn.Module:
     """A module of the same parameters and of copies of its parts, whose index among the layers is 0.
 
-    Code that is compiled for one layer then serves all that are alike.
+    Code that is compiled for one layer then serves all that are alike. They have no hooks: those that a step may pass
+    over are transformers' own, left behind by a call for hidden states, and the compiler cannot trace them.
 
     Args:
         copied: makes the copy of each part, or of what takes its place.
     """
     own = copied(module)
     parts = {name: None if part is None else twin(part, copied) for name, part in own._modules.items()}
-    vars(own)["_modules"] = parts
+    vars(own).update(_modules=parts, _forward_hooks=OrderedDict())
     if "layer_idx" in vars(own):
         vars(own)["layer_idx"] = 0
     return own
