@@ -415,6 +415,11 @@ def test_a_router_whose_model_is_in_a_folder(tmp_path, source):
     (source / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
     assert not there_and_back(source).notes
     assert_opened_alike(tmp_path, sentence_transformers.SentenceTransformer)
+    opened(tmp_path / "dst").save_pretrained(str(tmp_path / "again"))
+    (inner,) = (path.parent for path in (tmp_path / "again").glob("*/modeling_encoder.py"))
+    with pytest.raises(ConversionError, match=f"the model is in the subfolder .*{inner.name}': name .*{inner.name}"):
+        blockformer.verify(tmp_path / "again")
+    assert blockformer.verify(inner).is_ok
 
 
 def test_of_a_hub_repo_the_folder_of_the_model_is_fetched(tmp_path, older, monkeypatch):

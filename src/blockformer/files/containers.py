@@ -8,6 +8,7 @@ from pathlib import Path
 from .container_kinds import CONTAINERS, JOIN, Container
 from .errors import CheckpointError, shown
 from .json_files import read_json
+from .model_place import is_of_model
 from .names import INDEX, PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHT_NAMES, WEIGHTS, has_weights
 from .regular import open_regular
 
@@ -197,8 +198,9 @@ def _listed(names: list[str]) -> str:
 
 
 def folders_with_weights(folder: Path) -> list[str]:
-    """The subfolders that hold a model; steps are sorted by number."""
-    return _folders(folder, _has_model)
+    """The subfolders that hold a model, not a module next to one (a projection); steps are sorted by number."""
+    found = _folders(folder, _has_model)
+    return [name for name in found if is_of_model(folder / name / "config.json")] or found
 
 
 def _folders(folder: Path, holds: Callable[[Path], bool]) -> list[str]:

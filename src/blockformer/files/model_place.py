@@ -103,7 +103,7 @@ def _places(folder: Path) -> list[str]:
         return []
     paths = dict.fromkeys(module_paths(*(_read(folder / name) for name in (MODULES, ROUTER))))
     inner = (PurePosixPath(path).as_posix() for path in paths if is_inner(path) and path)
-    return [path for path in inner if _is_of_model(folder / path / "config.json")]
+    return [path for path in inner if is_of_model(folder / path / "config.json")]
 
 
 def _first_module(modules: Any) -> str:
@@ -137,10 +137,10 @@ def _renamed(content: Any, old: str, new: str) -> Any:
 
 def _has_model(folder: Path) -> bool:
     path = folder / "config.json"
-    return _is_of_model(path) or (os.path.lexists(path) and has_weights(folder))
+    return is_of_model(path) or (os.path.lexists(path) and has_weights(folder))
 
 
-def _is_of_model(path: Path) -> bool:
+def is_of_model(path: Path) -> bool:
     """Whether a file has the settings of a model, and not of a module such as a projection."""
     config = _read(path)
     return isinstance(config, dict) and not {"model_type", "architectures", "vocab_size"}.isdisjoint(config)
