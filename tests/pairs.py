@@ -204,6 +204,7 @@ def assert_as_exact(ours, theirs, exact, times=4):
 
     Right models differ from float64 alike; an epsilon of 1e-5 in place of 1e-6 moves ours 9 times as far at least.
     """
+    assert (ours.isfinite() | ~exact.isfinite()).all(), "not finite where the exact result is"
     error, usual = (largest(found.double() - exact) for found in (ours, theirs))
     assert error <= times * usual, f"{error:.1e} from the exact result; the reference is {usual:.1e} from it"
     margins.append(error / (times * usual))

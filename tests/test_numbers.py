@@ -8,6 +8,7 @@ import copy
 import inspect
 import tempfile
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -111,11 +112,17 @@ def assert_near(found, subject, ids, mask, source):
     if largest(found - expected) <= 1e-5 * largest(expected):
         assert_close(found, expected)
         return
-    wide = copy.copy(subject)
-    source = {name: given.double() if given.is_floating_point() else given for name, given in source.items()}
-    with in_float64(subject.model) as wide.model:
+    with widened(subject, source) as (wide, source):
         exact = wide(ids, mask, source).logits[real]
     assert_as_exact(found, expected, exact)
+
+
+@contextmanager
+def widened(subject, source):
+    """A subject and what it looks at, both in float64."""
+    wide = copy.copy(subject)
+    with in_float64(subject.model) as wide.model:
+        yield wide, {name: given.double() if given.is_floating_point() else given for name, given in source.items()}
 
 
 @torch.no_grad()
@@ -188,7 +195,7 @@ def test_the_feed_forward_network_in_chunks(mix, chunk):
             states = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(mix.seed))
             assert_close(other(states), one(states), tolerance=1e-6)
     ids, source = whole.tokens(2, LENGTH), whole.source(2)
-    assert_close(chunked(ids, None, source).logits, whole(ids, None, source).logits)
+    assert_near(chunked(ids, None, source).logits.flatten(0, 1), whole, ids, None, source)
 
 
 def learn(subject, ids, mask, source, **keywords):
@@ -209,8 +216,7 @@ def learn(subject, ids, mask, source, **keywords):
     }
 
 
-@property_test(12, 400, mix=mixes(), lengths=LENGTHS, room=st.integers(1, 9))
-def test_the_loss_in_chunks(mix, lengths, room):
+def assert_loss_in_chunks(mix, lengths, room):
     subject = Subject(mix)
     subject.model.train()
     ids, mask, source = subject.padded(lengths)
@@ -219,7 +225,72 @@ def test_the_loss_in_chunks(mix, lengths, room):
         loss, gradients = learn(subject, ids, mask, source, return_logits=True)
         in_chunks, found = learn(subject, ids, mask, source, return_logits=False)
     assert_close(in_chunks, loss, 1e-6)
-    assert_gradients_close(found, gradients)
+    if all(share <= 1 for share in shares(found, gradients).values()):
+        assert_gradients_close(found, gradients)
+        return
+    with widened(subject, source) as (wide, source):
+        _, exact = learn(wide, ids, mask, source, return_logits=True)
+    for name, share in shares(found, exact).items():
+        if share > 1:
+            assert_as_exact(found[name], gradients[name], exact[name])
+
+
+def shares(found, gradients):
+    """name -> how far a gradient is off, as a share of what `assert_gradients_close` allows."""
+    assert found.keys() == gradients.keys()
+    assert all(gradient.isfinite().all() for gradient in found.values())
+    least = 0.1 * max(largest(gradient) for gradient in gradients.values())
+    bounds = {name: 1e-5 * max(largest(gradient), least) for name, gradient in gradients.items()}
+    return {name: largest(found[name] - gradients[name]) / bound for name, bound in bounds.items() if bound > 0}
+
+
+@property_test(12, 400, mix=mixes(), lengths=LENGTHS, room=st.integers(1, 9))
+def test_the_loss_in_chunks(mix, lengths, room):
+    """What a mix makes of rounding is judged by float64: of a key's gradient often little is left but that."""
+    assert_loss_in_chunks(mix, lengths, room)
+
+
+CANCELLED = Mix(
+    "encoder-decoder",
+    {
+        "position_type": "none",
+        "num_hidden_layers": 2,
+        "decoder_layers": 3,
+        "num_key_value_heads": 2,
+        "decoder_intermediate_size": 24,
+        "qk_norm": "rotated",
+        "attention_scale": 1.0,
+        "attention_bias": True,
+        "attention_output_bias": True,
+        "norm_type": "rms_norm",
+        "norm_weight": "zero_centered",
+        "norm_placement": "input",
+        "decoder_norm_placement": "pre",
+        "hidden_act": "silu",
+        "gated_mlp": False,
+        "type_vocab_size": 2,
+        "layer_types": ["sliding_attention", "sliding_attention"],
+        "sliding_window": 7,
+        "centered_window": True,
+        "merged_attention": True,
+        "lm_head_transform": True,
+        "tie_word_embeddings": True,
+        "share_embeddings": False,
+        "decoder_vocab_size": 53,
+    },
+    seed=5544,
+)
+"""With AVX2, a query's gradients with the loss in chunks and without are 1.2 and 1.1 of the bound from float64, and 2.3
+from each other."""
+
+
+def test_where_gradients_cancel_those_of_chunks_are_as_near_to_float64(monkeypatch):
+    assert_loss_in_chunks(CANCELLED, [7, 1], 1)
+    plain = chunked_loss._LinearCrossEntropy.backward
+    wrong = staticmethod(lambda ctx, grad: plain(ctx, grad * (1 + 1e-4)))
+    monkeypatch.setattr(chunked_loss._LinearCrossEntropy, "backward", wrong)
+    with pytest.raises(AssertionError, match="from the exact result"):
+        assert_loss_in_chunks(CANCELLED, [7, 1], 1)
 
 
 @property_test(10, 300, mix=mixes(), lengths=LENGTHS, dropout=st.sampled_from([0.0, 0.2]))
