@@ -158,6 +158,34 @@ def without_cache(theirs):
     return {"use_cache": False} if getattr(config, "num_decoder_layers", 0) > config.num_hidden_layers else {}
 
 
+@torch.no_grad()
+def in_float32(cls, folder):
+    """The official model of a folder without the rounding of its dtype in what is computed, not learnt.
+
+    A cast model has rounded frequencies, so it is loaded. Marian's body stores its positions, and the table is rounded.
+    """
+    theirs = cls.from_pretrained(folder, dtype=torch.float32).eval()
+    for module in theirs.modules():
+        if hasattr(module, "create_weight"):
+            module.weight.copy_(module.create_weight())
+    return theirs
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_positions_that_are_stored_in_half_precision_are_computed(tmp_path, dtype):
+    sizes = {"vocab_size": VOCAB, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
+    sizes |= {"encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64}
+    special = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
+    theirs = random_model("marian", "MarianModel", sizes | heads | special, dtype)
+    theirs.save_pretrained(tmp_path)
+    positions = "encoder.embed_positions.weight"
+    stored, exact = load_file(tmp_path / "model.safetensors")[positions], in_float32(type(theirs), tmp_path)
+    assert stored.dtype == dtype
+    assert not torch.equal(exact.state_dict()[positions], stored.float())
+    assert_same_numbers(from_official(tmp_path, dtype=torch.float32), exact)
+
+
 @pytest.mark.parametrize("family", T5)
 def test_a_decoder_that_is_deeper_than_its_encoder(tmp_path, family):
     fields = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "tie_word_embeddings": False}
@@ -176,7 +204,7 @@ def test_ours_is_the_official_implementation_and_converts_there_and_back_exactly
         src, dst, back, again = (Path(folder) / part for part in ("src", "dst", "back", "again"))
         theirs = random_model(*case)
         theirs.save_pretrained(src)
-        exact = type(theirs).from_pretrained(src, dtype=torch.float32).eval()  # a cast model has rounded frequencies
+        exact = in_float32(type(theirs), src)
         report = convert(src, dst)
         assert report.parity.passed
         assert report.parity.measured
