@@ -15,8 +15,8 @@ MOST_ROWS = 4
 BLOCK = 4
 # Parts of a weight that one loop reads side by side: a processor reads one of them no faster than its memory answers
 # single requests. With 2 threads of an Intel Xeon, 4 parts of 151,936 x 1,024 are read at 31 GB/s, one at 21. A weight
-# of fewer numbers is one part: queries, keys and values are one loop, whose sums for several rows must fit into the
-# registers. By hand: 512 x 512 is faster as one part (docs/measurements.md, "Compiled steps").
+# of fewer numbers than the second is one part: queries, keys and values are one loop, whose sums for several rows must
+# fit into the registers. By hand: 512 x 512 is faster as one part (docs/measurements.md, "Compiled steps").
 STREAMS, _LEAST_IN_STREAMS = 4, 1 << 19
 # Queries that share a key, up to which the loop over the keys has a sum for each; by hand.
 _MOST_QUERIES = 16
@@ -28,7 +28,7 @@ def rows_of(states, count: int):
 
 
 def multiplied(weight, row):
-    """A weight [O, I] times a row [I], in float32: [O]."""
+    """A weight [O, I] times a row [I], in float32: [O]; a large weight in parts side by side."""
     streams = STREAMS if weight.numel() >= _LEAST_IN_STREAMS else 1
     parts = weight.split(max(1, weight.shape[0] // streams))
     return torch.cat([(part.float() * row).sum(-1) for part in parts])
