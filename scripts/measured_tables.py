@@ -188,16 +188,17 @@ def each(english: str, chinese: str, work: str, *contexts: int) -> list[tuple[Co
 TABLES = {
     "llama.cpp": Table(["llama-cpp"], (DTYPE, CONTEXT, *COMPARED)),
     "ONNX Runtime and OpenVINO": Table(["onnx-openvino"], (WORK, DTYPE, *COMPARED)),
-    "CTranslate2": Table(["ctranslate2"], (WORK, *COMPARED)),
+    "CTranslate2": Table(["ctranslate2", "ctranslate2-amd"], (WORK, RUN, *COMPARED)),
     "sentences": Table(["sentences-transformers", "sentences-runtimes"], (WORK, *COMPARED)),
     "encoders": Table(["encoders-float32", "encoders-bfloat16"], (SHAPE, WORK, DTYPE, OURS, THEIRS, RATIO)),
     "loading": Table(["loading"], (SHAPE, DTYPE, OURS, THEIRS, RATIO)),
     "training and converting": Table(["training-converting"], (WORK, DTYPE, BATCH, *COMPARED)),
     "AMD with AVX-512": Table(
-        ["amd-prepared", "amd-compiled"], (SHAPE, WORK, DTYPE, BATCH, CONTEXT, OURS, THEIRS, RATIO)
+        ["amd-avx512", "amd-prepared-bfloat16", "amd-compiled-bfloat16"],
+            (SHAPE, WORK, DTYPE, BATCH, CONTEXT, *COMPARED)
     ),
     "layers with a state": Table(
-        ["hybrid-amd", "hybrid-xeon"],
+        ["hybrid-amd-avx512", "hybrid-amd", "hybrid-xeon"],
         (SHAPE, RUN, STATE),
         (
             *each("token after", "{} 个词元之后", "decode", 16, 512),
