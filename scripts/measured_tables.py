@@ -195,7 +195,7 @@ TABLES = {
     "training and converting": Table(["training-converting"], (WORK, DTYPE, BATCH, *COMPARED)),
     "AMD with AVX-512": Table(
         ["amd-avx512", "amd-prepared-bfloat16", "amd-compiled-bfloat16"],
-            (SHAPE, WORK, DTYPE, BATCH, CONTEXT, *COMPARED)
+        (SHAPE, WORK, DTYPE, BATCH, CONTEXT, *COMPARED),
     ),
     "layers with a state": Table(
         ["hybrid-amd-avx512", "hybrid-amd", "hybrid-xeon"],
