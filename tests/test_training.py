@@ -486,6 +486,7 @@ def test_each_problem_of_a_sequence_classifier(problem, num_labels, labels):
     for named in ({"problem_type": problem}, {}):
         ours, theirs = head_pair("sequence", num_labels=num_labels, **named)
         assert_close(ours(ids, mask, labels=labels).loss, theirs(ids, mask, labels=labels).loss)
+        assert ours.config.problem_type == theirs.config.problem_type
 
 
 @pytest.mark.parametrize("task", HEADS)

@@ -84,20 +84,21 @@ def refuse_smoothing(label_smoothing: float, why: str) -> None:
 
 
 def sequence_loss(logits, labels, config, num_items_in_batch=None, label_smoothing=0.0):
-    """The loss of a sequence classifier, by `config.problem_type` or, where that is None, by the labels' form.
+    """The loss of a sequence classifier, by `config.problem_type`, which the first labels set where it is None.
 
     Labels are int [B] (one class a row, which `label_smoothing` is for), float [B] or [B, num_labels] (regression: mean
     squared error), or float [B, num_labels] of 0 and 1 (several labels a row: binary cross-entropy).
     """
-    labels = labels.to(logits.device)
-    problem = config.problem_type or ("regression" if logits.shape[-1] == 1 else None)
-    if problem == "single_label_classification" or (problem is None and not labels.is_floating_point()):
+    if config.problem_type is None:  # saved with the model: by it a pipeline turns logits into scores
+        usual = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        config.problem_type = "regression" if logits.shape[-1] == 1 else usual
+    if config.problem_type == "single_label_classification":
         return token_cross_entropy(logits, labels.view(-1), num_items_in_batch, label_smoothing)
     refuse_smoothing(label_smoothing, "these are numbers")
-    element_loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+    element_loss = F.mse_loss if config.problem_type == "regression" else F.binary_cross_entropy_with_logits
     if labels.numel() != logits.numel():
         raise ValueError(f"pass labels of {list(logits.shape)}, or one int64 class a row, not {list(labels.shape)}.")
-    mean = element_loss(logits.float(), labels.view_as(logits).float())  # over a number of -100 too, here a value
+    mean = element_loss(logits.float(), labels.to(logits.device).view_as(logits).float())  # -100 is a value here, too
     return mean * share_of_items(labels, num_items_in_batch, mean.device)
 
 
@@ -108,7 +109,6 @@ def span_loss(start_logits, end_logits, start_positions, end_positions):
     """
     losses = []
     for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
-        positions = positions.view(-1).to(logits.device)
         outside = (positions < 0) | (positions >= logits.shape[-1])
         losses.append(token_cross_entropy(logits, positions.masked_fill(outside, IGNORED)))
     return sum(losses) / 2
