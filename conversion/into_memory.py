@@ -17,6 +17,7 @@ from blockformer.model.axes import axes
 from blockformer.model.configuration_blockformer import generation_field_names
 from blockformer.model.pretrained_model import WeightsError
 from blockformer.model_classes import MODELS
+from blockformer.reshaping import BY_LAYER
 
 from .families.registry import official_names
 from .options import OPTIONS, OWN, OptionError, nearest
@@ -112,7 +113,11 @@ def with_fields(config: PretrainedConfig, fields: Mapping[str, Any]) -> Pretrain
     known = {*axes(type(config)), *OF_EVERY_CONFIG} - {"blocks"}
     if unknown := [name for name in fields if name not in known]:
         raise OptionError(" ".join(_unknown(name, config, known) for name in unknown))
-    entries = config.to_dict() | dict(fields)
+    entries = config.to_dict()
+    for count, lists in {"num_hidden_layers": BY_LAYER, "decoder_layers": ("decoder_layer_types",)}.items():
+        if type(fields.get(count)) is int:  # fewer layers are the first ones
+            entries |= {name: entries[name][: fields[count]] for name in lists if isinstance(entries.get(name), list)}
+    entries |= fields
     if "num_labels" in fields and len(entries.get("id2label") or ()) != fields["num_labels"]:
         entries |= {name: fields.get(name) for name in ("id2label", "label2id")}  # which were another set's
     try:

@@ -25,7 +25,8 @@ TOPOLOGIES = {
     "encoder": (modeling_encoder, "BlockformerEncoder", "ForMaskedLM"),
     "encoder-decoder": (modeling_encoder_decoder, "BlockformerEncoderDecoder", "ForConditionalGeneration"),
 }
-_BY_LAYER = ("layer_types", "rope_layers", "mlp_layer_types", "mlp_layers", "intermediate_sizes")
+BY_LAYER = ("layer_types", "rope_layers", "mlp_layer_types", "mlp_layers", "intermediate_sizes")
+"""Fields that have an entry for each layer."""
 _WRITERS = tuple(head for _, _, head in TOPOLOGIES.values())
 _LAYER = re.compile(r"^((?:model\.)?(?:encoder\.|decoder\.)?layers\.)(\d+)(\..*)$")
 
@@ -192,7 +193,7 @@ def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) ->
     if not layers or not all(0 <= layer < count for layer in layers):
         raise ValueError(f"layers must list numbers from 0 to {count - 1}, not {list(layers)}.")
     for name, value in settings.items():
-        if isinstance(value, list) and name in _BY_LAYER:
+        if isinstance(value, list) and name in BY_LAYER:
             settings[name] = [value[layer] for layer in layers]
     if pruned := settings["pruned_heads"]:
         settings["pruned_heads"] = {place: pruned[layer] for place, layer in enumerate(layers) if layer in pruned}

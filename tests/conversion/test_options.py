@@ -321,6 +321,18 @@ def test_fields_of_the_config_are_set_on_it(many, tmp_path):
         assert not torch.allclose(other(IDS).logits, wanted.logits)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_fewer_layers_are_the_first_ones(tmp_path, family):
+    """The list of layer types follows their number, also where types differ."""
+    official_folder(tmp_path, family, vocab_size=61)
+    with torch.no_grad():
+        ours, theirs = (
+            load(tmp_path, num_hidden_layers=1)(IDS).logits
+            for load in (from_official, AutoModelForCausalLM.from_pretrained)
+        )
+    assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
