@@ -27,7 +27,7 @@ from blockformer.publishing.write_repo import write_repo
 from .arguments import check_conversion, check_source, is_quick, verification
 from .composite import TextCheckpoint, opened
 from .into import IntoComposite, composite, plan_into
-from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
+from .into_memory import asked_dtype, dtype_note, load, load_ours, named, with_fields
 from .official import official_loader, rounded
 from .offload import check_device_map, removed_on_failure, written_weights
 from .options import sorted_options
@@ -265,7 +265,7 @@ def from_official(
     if family is None and config is None and (place.path / "config.json").is_file():
         entries = read_config(place.path / "config.json")
         if is_ours(entries):
-            return load_ours(place, entries, cast, fields, **loading)
+            return named(load_ours(place, entries, cast, fields, **loading), str(src), is_repo=True)
     with opened(place) as (checkpoint, notes):
         plan = plan_or_refer(checkpoint, family, cast)
         target = with_fields(plan.target_config, fields)
@@ -289,7 +289,8 @@ def from_official(
     with removed_on_failure(stored):
         for note in notes:
             warnings.warn(f"{src}: {note}", stacklevel=2)
-        return load(plan.target_class, stored, target, fields, loading, generation)
+        made = load(plan.target_class, stored, target, fields, loading, generation)
+    return named(made, str(src), is_repo=False)
 
 
 def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress, quick: bool) -> Parity:

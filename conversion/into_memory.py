@@ -102,6 +102,16 @@ def load(
     return made
 
 
+def named(made: Any, source: str, is_repo: bool) -> Any:
+    """What `load` gives, with the source's name, by which other libraries find the tokenizer.
+
+    PEFT writes the model's own name into adapters, and reads a config of ours there: an official layout has none.
+    """
+    model = made[0] if isinstance(made, tuple) else made
+    model.config.name_or_path, model.name_or_path = source, source if is_repo else ""
+    return made
+
+
 def with_fields(config: PretrainedConfig, fields: Mapping[str, Any]) -> PretrainedConfig:
     """The config with changes, as `from_pretrained` takes them.
 

@@ -351,6 +351,23 @@ def test_from_official_gives_the_model_and_writes_nothing(tmp_path, family, tied
     assert half.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
+def test_a_model_knows_where_it_came_from(tmp_path):
+    """By the config's name other libraries find the tokenizer; PEFT looks for a config of ours at the model's name."""
+    peft = pytest.importorskip("peft")
+    source, repo = tmp_path / "src", tmp_path / "dst"
+    official_folder(source)
+    convert(source, repo, verify=False)
+    settings = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    for folder, name in ((source, None), (repo, str(repo))):
+        model = from_official(folder)
+        assert (model.config.name_or_path, model.name_or_path) == (str(folder), name or "")
+        adapted = peft.get_peft_model(model, settings)
+        adapted.save_pretrained(tmp_path / "adapter")
+        again = peft.PeftModel.from_pretrained(from_official(folder), tmp_path / "adapter").eval()
+        assert torch.equal(logits(again), logits(adapted.eval()))
+        assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["base_model_name_or_path"] == name
+
+
 def test_from_official_takes_what_from_pretrained_takes(tmp_path):
     model = official_folder(tmp_path / "src")
     places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
