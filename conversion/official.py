@@ -47,8 +47,16 @@ def official_loader(plan: Plan, source: Source) -> Load:
 
 @torch.no_grad()
 def rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = ()) -> PreTrainedModel:
-    """Round a model's weights to a dtype, so that a requested cast does not count as a difference."""
-    for name, tensor in model.state_dict().items():
-        if name not in but and tensor.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize:
+    """Round a model's weights to a dtype, so that a requested cast does not count as a difference.
+
+    Args:
+        model: changed in place.
+        dtype: rounded to it.
+        but: names of weights that stay as they are, under each of their names.
+    """
+    state = model.state_dict()
+    exact = {state[name].data_ptr() for name in but if name in state}
+    for tensor in state.values():
+        if tensor.data_ptr() not in exact and tensor.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize:
             tensor.copy_(tensor.to(dtype))
     return model

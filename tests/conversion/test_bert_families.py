@@ -558,3 +558,14 @@ def test_a_preset_is_summarised(preset):
     assert summary.parameters > 50_000_000
     assert summary.settings["head"]["lm_head_transform"]
     assert bool(summary.cache) == (preset == "bert-decoder")
+
+
+def test_vectors_in_float32_next_to_half_matrices_are_compared_as_they_are(tmp_path):
+    """The bias of the head has two names in the official class."""
+    official_folder(tmp_path / "src", "bert", "BertForMaskedLM")
+    edit_tensors(
+        tmp_path / "src", lambda tensors: {name: x.half() if x.dim() > 1 else x for name, x in tensors.items()}
+    )
+    assert_verified(convert(tmp_path / "src", tmp_path / "dst"))
+    assert_verified(convert(tmp_path / "dst", tmp_path / "back", to_official=True))
+    assert stored(tmp_path / "back") == stored(tmp_path / "src")
