@@ -28,7 +28,7 @@ from .arguments import check_conversion, check_source, is_quick, verification
 from .composite import TextCheckpoint, opened
 from .into import IntoComposite, composite, plan_into
 from .into_memory import asked_dtype, dtype_note, load, load_ours, named, with_fields
-from .official import official_loader, rounded
+from .official import lacks_pooler, official_loader, rounded
 from .offload import check_device_map, removed_on_failure, written_weights
 from .options import sorted_options
 from .origin import ORIGIN
@@ -133,6 +133,9 @@ def convert(
             *plan.notes,
             *dtype_note(plan.target_config, plan.dtype),
         ]
+        if lacks_pooler(plan):
+            name = plan.target_class.__name__
+            report.notes.append(f"{name} has no pooler: the weights of this one are written, and it does not read them")
         weights = CheckpointWeights(checkpoint, plan.groups, plan.tied, place.files)
         if text is not None:
             weights = into_text = IntoComposite(checkpoint, plan, text, place.files)
@@ -309,6 +312,8 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
     def load_source(dtype: torch.dtype) -> PreTrainedModel:
         if plan.to_official:
             model = load_model(plan.source_class, plan.source_config, source.path, dtype, source.loading)
+            if lacks_pooler(plan):
+                model.pooler = None
         else:
             model = load_official(plan.source_class, plan.source_config, source.path, dtype)
         model = rounded(model, kind, kept)

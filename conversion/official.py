@@ -4,6 +4,7 @@ It reads the files by itself wherever it can, a composite checkpoint's too. If i
 it would repeat every mistake in the rules.
 """
 
+import copy
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.names import WEIGHTS
 from blockformer.files.sources import Source
+from blockformer.model.modeling_encoder import BlockformerEncoderModel
 
 from .plan import Plan
 from .storage.low_bits import without
@@ -43,6 +45,14 @@ def official_loader(plan: Plan, source: Source) -> Load:
         return load_model(model_class, config, folder, dtype, arguments)
 
     return load
+
+
+def lacks_pooler(plan: Plan) -> bool:
+    """Whether a model of ours without a head has a pooler, and its official class has none (DeBERTa, ELECTRA)."""
+    if plan.source_class is not BlockformerEncoderModel or plan.source_config.pooler_act is None:
+        return False
+    with torch.device("meta"):
+        return not hasattr(plan.target_class(copy.deepcopy(plan.target_config), **plan.official_arguments), "pooler")
 
 
 @torch.no_grad()

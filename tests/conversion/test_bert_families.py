@@ -569,3 +569,18 @@ def test_vectors_in_float32_next_to_half_matrices_are_compared_as_they_are(tmp_p
     assert_verified(convert(tmp_path / "src", tmp_path / "dst"))
     assert_verified(convert(tmp_path / "dst", tmp_path / "back", to_official=True))
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
+
+
+def test_a_body_with_the_pooler_of_a_classifier_goes_to_a_class_without_one(tmp_path):
+    """The pooler is the first layer of the official classifier, and its body has none."""
+    theirs = official_folder(tmp_path / "src", "distilbert", "DistilBertForSequenceClassification")
+    convert(tmp_path / "src", tmp_path / "dst")
+    body = blockformer.BlockformerEncoderModel.from_pretrained(tmp_path / "dst")
+    body.save_pretrained(tmp_path / "body")
+    report = convert(tmp_path / "body", tmp_path / "back", to_official=True)
+    assert_verified(report)
+    assert any("DistilBertModel has no pooler" in note for note in report.notes)
+    again = transformers.DistilBertModel.from_pretrained(tmp_path / "back").eval()
+    ids = torch.arange(5, 15)[None]
+    assert_close(again(ids).last_hidden_state, theirs.distilbert(ids).last_hidden_state)
+    assert_close(from_official(tmp_path / "back")(ids).pooler_output, body.eval()(ids).pooler_output)
