@@ -7,7 +7,7 @@ from sizes import THREE_LAYERS
 from test_configuration_blockformer import ROPE_EXTRAS
 
 import blockformer
-from blockformer import BlockformerDecoderConfig
+from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.model.positions import rotate
 from blockformer.model.rotary import ROPE_TYPES, RotaryPositions
 
@@ -85,3 +85,24 @@ def test_rotations_by_layer_type_have_defaults_and_leave_the_callers_dicts_alone
     assert rope == {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
     settled = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 64}
     assert config.rope_parameters == {"full_attention": settled}
+
+
+def test_rotations_of_a_type_that_no_layer_has_are_left_out():
+    rope = {"full_attention": {}, "sliding_attention": {"rope_theta": 500.0}}
+    config = blockformer.BlockformerDecoderConfig(**THREE_LAYERS, rope_parameters=rope)
+    assert config.rope_parameters == {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    with pytest.raises(ValueError, match="one dict for each of 'full_attention', not"):
+        blockformer.BlockformerDecoderConfig(**THREE_LAYERS, rope_parameters={**rope, "sliding": {}})
+
+
+def test_a_model_without_its_layers_of_one_type_loads_again(tmp_path):
+    rope = {"full_attention": {"rope_theta": 500.0}, "sliding_attention": {}}
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    sizes = {"layer_types": types, "sliding_window": 4, "rope_parameters": rope, "initializer_range": 0.4}
+    ours = BlockformerDecoderForCausalLM(BlockformerDecoderConfig(**THREE_LAYERS, **sizes)).eval()
+    del ours.model.layers[1]
+    ours.config.num_hidden_layers, ours.config.layer_types = 2, ["sliding_attention"] * 2
+    ours.save_pretrained(tmp_path)
+    again, ids = BlockformerDecoderForCausalLM.from_pretrained(tmp_path), token_ids(2, 20, vocab=97)
+    assert list(again.config.rope_parameters) == ["sliding_attention"]
+    assert_close(again(ids).logits, ours(ids, use_cache=False).logits)

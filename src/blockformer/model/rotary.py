@@ -44,17 +44,17 @@ class RotaryFields(PositionFields):
         if self.position_type != "rotary":
             super().fill_rope_parameters(given, rope_theta)
             return
-        given = given or self.rope_parameters
-        if not isinstance(given, dict | None):
+        given = given or self.rope_parameters or {}
+        if not isinstance(given, dict):
             raise ValueError(f"rope_parameters must be a dict, not {given!r}.")
-        given = given or {}
         if not any(isinstance(value, dict) for value in given.values()):
             self.rope_parameters = self._full_rope(given, rope_theta)
             return
-        if set(given) != set(self.layer_types):
-            types = " and ".join(f"'{name}'" for name in sorted(set(self.layer_types)))
-            raise ValueError(f"rope_parameters by layer type need one dict for each of {types}, not {sorted(given)}.")
-        self.rope_parameters = {name: self._full_rope(one, rope_theta, name) for name, one in given.items()}
+        types = sorted(set(self.layer_types))
+        if not set(types) <= set(given) <= {*types, "full_attention", "sliding_attention"}:
+            names = " and ".join(f"'{name}'" for name in types)
+            raise ValueError(f"rope_parameters by layer type need one dict for each of {names}, not {sorted(given)}.")
+        self.rope_parameters = {name: self._full_rope(given[name], rope_theta, name) for name in types}
 
     def _full_rope(self, given, rope_theta, layer_type: str | None = None) -> dict:
         if not isinstance(given, dict):
