@@ -184,26 +184,67 @@ def test_both_stacks_share_the_models_config():
         model(torch.tensor([[49, 3]]), decoder_input_ids=torch.tensor([[44, 2]]))
 
 
+def layers_of(name, folder):
+    """Ours and transformers' model of the same weights, the layers of each, and what they read besides the source."""
+    if name == "qwen3":
+        ours, theirs = pair(sliding_window=4, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+        return (ours, theirs), (ours.model.layers, theirs.model.layers), {}
+    if name == "t5":
+        ours, theirs = t5_pair(folder)
+        return (ours, theirs), (ours.get_encoder().layers, theirs.encoder.block), {"decoder_input_ids": target(2, 4)}
+    settings = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2}
+    theirs = BertModel(BertConfig(vocab_size=VOCAB, **settings, initializer_range=0.3)).eval()
+    theirs.save_pretrained(folder)
+    ours = blockformer.from_official(folder)
+    return (ours, theirs), (ours.layers, theirs.encoder.layer), {}
+
+
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("name", ["bert", "t5"])
 @torch.no_grad()
 def test_a_layer_added_to_an_encoder_is_run_whatever_the_config_says(name, prepared, tmp_path):
-    if name == "t5":
-        ours, theirs = t5_pair(tmp_path)
-        stacks, given = (ours.get_encoder(), theirs.get_encoder()), {"decoder_input_ids": target(2, 4)}
-        names = ("layers", "block")
-    else:
-        settings = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2}
-        theirs = BertModel(BertConfig(vocab_size=VOCAB, **settings, initializer_range=0.3)).eval()
-        theirs.save_pretrained(tmp_path)
-        ours = blockformer.from_official(tmp_path)
-        stacks, given, names = (ours, theirs.encoder), {}, ("layers", "layer")
+    (ours, theirs), layers, given = layers_of(name, tmp_path)
     ids = token_ids(2, 9, vocab=VOCAB)
     before = ours(input_ids=ids, **given)[0]
     if prepared:
         ours.prepare_for_inference()
-    for stack, layers in zip(stacks, names, strict=True):
-        getattr(stack, layers).append(copy.deepcopy(getattr(stack, layers)[1]))
+    for each in layers:
+        each.append(copy.deepcopy(each[1]))
     after = ours(input_ids=ids, **given)[0]
     assert_close(after, theirs(input_ids=ids, **given)[0])
     assert not torch.allclose(before, after, atol=1e-2)
+
+
+class Steers(torch.nn.Module):
+    """Stands in a layer's place, as steering and calibration put it there, and has none of the layer's attributes."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args, **kwargs):
+        output = self.layer(*args, **kwargs)
+        return (output[0] + 1, *output[1:]) if isinstance(output, tuple) else output + 1
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("name", ["qwen3", "bert", "t5"])
+@torch.no_grad()
+def test_a_wrapper_may_stand_around_a_layer(name, prepared, tmp_path):
+    models, layers, given = layers_of(name, tmp_path)
+    if prepared:
+        models[0].prepare_for_inference()
+    given["input_ids"], mask = token_ids(2, 9, vocab=VOCAB), torch.ones(2, 9)
+    mask[1, slice(5) if name == "qwen3" else slice(-5, None)] = 0
+    before = models[0](**given, attention_mask=mask)[0]
+    for each in layers:
+        each[1] = Steers(each[1])
+    positions = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0).long()} if name == "qwen3" else {}
+    ours, theirs = (model(**given, **positions, attention_mask=mask)[0] for model in models)
+    real = slice(None) if name == "t5" else mask.bool()
+    assert_close(ours[real], theirs[real])
+    assert not torch.allclose(before[real], ours[real], atol=1e-2)
+    for beams in (1, 2) if name == "qwen3" else ():
+        settings = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": beams, "do_sample": False}
+        texts = [model.generate(given["input_ids"], **settings) for model in models]
+        assert torch.equal(*texts)

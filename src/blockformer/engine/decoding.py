@@ -27,7 +27,7 @@ from .attention import PreparedAttention, is_in_use
 from .choices import Fallbacks, OtherLoop, is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
 from .search import BeamSearch, Sampling
-from .step_parts import WRITTEN, has_state, held_by, keeps_state
+from .step_parts import WRITTEN, has_state, held_by
 
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 _MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that write at once
@@ -252,7 +252,8 @@ class Call:
         if not self.model.config.is_encoder_decoder:
             return ModelStep(self.model, {})
         source = {name: self._named.get(name) for name in ("encoder_outputs", "attention_mask")}
-        can_share = all(isinstance(layer.cross_attn, PreparedAttention) for layer in self.model.get_decoder().layers)
+        layers = self.model.get_decoder().layers
+        can_share = all(isinstance(getattr(layer, "cross_attn", None), PreparedAttention) for layer in layers)
         return ModelStep(self.model, source, beams if can_share else 1)
 
     def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
@@ -298,7 +299,7 @@ class Call:
             source_mask = None if mask is None else mask != 0
             prompt = Prompt(cache.self_attention_cache, visible, positions, cache.cross_attention_cache, source_mask)
         else:
-            keeps = any(map(keeps_state, self.model.get_decoder().layers))
+            keeps = any(hasattr(part, "state_bytes") for part in self.model.get_decoder().modules())
             cache = self.cache
             if cache is None:
                 cache = self._fresh(DynamicCache(config=config) if keeps else DynamicCache())

@@ -206,7 +206,7 @@ def is_recording(config, named: dict) -> bool:
 
 def knows_unpadding(stack) -> bool:
     """Whether all self-attention of a stack tells the sequences of a packed row apart."""
-    parts = [layer.self_attn for layer in stack.layers]
+    parts = [getattr(layer, "self_attn", None) for layer in stack.layers]
     return all(
         getattr(type(part), "forward", None) is Attention.forward
         and (isinstance(part, KnowsUnpadding) or not part.has_relative_terms)

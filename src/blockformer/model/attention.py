@@ -337,8 +337,7 @@ class Attention(nn.Module):
         return (states if norm is None else norm(states)).transpose(1, 2)
 
     def _project_keys_values(self, states):
-        key = self._split_heads(self.k_proj(states), self.k_norm)
-        return key, self._split_heads(self.v_proj(states))
+        return self._split_heads(self.k_proj(states), self.k_norm), self._split_heads(self.v_proj(states))
 
     def _split_states(self, query, key, value, position_embeddings):
         """Projected [B, T, heads * D] -> queries [B, H, T, D], keys, values [B, K, T, D]; queries and keys rotated."""

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
-from .attention import with_bias
+from .attention import layer_type_of, with_bias
 from .axes import BLOCKS
 from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
@@ -182,9 +182,10 @@ class Stack(BlockformerPreTrainedModel):
         """Run the layers in turn. Only the states go by position, so a hook before a layer may return nothing else."""
         whole, layer_inputs = layer_inputs, layer_inputs._replace(masks={}, distances=None, token_inputs=None)
         count = self.config.num_hidden_layers // self.passes if self.config.is_decoder else None  # fewer while drafting
-        for layer in list(self.layers)[:count]:
-            own = None if whole.token_inputs is None else whole.token_inputs[:, :, layer.layer_idx]
-            given = {"encoder_hidden_states": encoder_hidden_states, "attention_mask": whole.masks[layer.layer_type]}
+        for index, layer in enumerate(list(self.layers)[:count]):  # any may be in a wrapper of the caller's
+            kind = getattr(layer, "layer_type", None) or layer_type_of(self.config, index, self.is_causal)
+            own = None if whole.token_inputs is None else whole.token_inputs[:, :, getattr(layer, "layer_idx", index)]
+            given = {"encoder_hidden_states": encoder_hidden_states, "attention_mask": whole.masks[kind]}
             given |= {"distances": whole.distances, "token_input": own}
             # In reentrant checkpointing, what is given by name gets no gradient.
             learns = self.gradient_checkpointing and any(getattr(x, "requires_grad", False) for x in given.values())
