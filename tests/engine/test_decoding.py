@@ -196,6 +196,32 @@ def test_a_criterion_of_the_caller_s_is_asked_as_often_as_by_the_library(loop):
     assert torch.equal(*texts)
 
 
+class Keeps(LogitsProcessor, StoppingCriteria):
+    """Keeps what it gets, and reads it as one row of numbers, which takes tokens that lie one behind the other."""
+
+    def __init__(self):
+        self.texts = []
+
+    def __call__(self, input_ids, scores):
+        self.texts.append(input_ids)
+        ends = input_ids.view(-1)[-1] < 0
+        return ends.expand(len(input_ids)) if scores is None else scores
+
+
+@pytest.mark.parametrize("lengths", [[6, 4, 5], [6]])
+def test_what_the_caller_s_code_gets_is_its_own(lengths, loop):
+    """As in the library's loop it is contiguous, and no later text changes it."""
+    kept = []
+    for model in make("qwen3"):
+        processor, criterion = Keeps(), Keeps()
+        own = {"logits_processor": LogitsProcessorList([processor]), "max_new_tokens": 20, "eos_token_id": None}
+        model.generate(**prompts(lengths), **own, stopping_criteria=StoppingCriteriaList([criterion]))
+        model.generate(**prompts([length + 1 for length in lengths]), max_new_tokens=20, eos_token_id=None)
+        kept.append([each.tolist() for each in processor.texts + criterion.texts])
+    assert kept[0] == kept[1]
+    assert not model.runtime.decoding.fallbacks.reasons
+
+
 class Steers(LogitsProcessor):
     """Adds something to a layer's states between the third and the sixth new token."""
 

@@ -271,6 +271,10 @@ class Call:
     def _go_on_plainly(self, steps: Steps, problem: str) -> None:
         self.problem, steps.parts = problem, self.by_model()
 
+    def shown(self, text):
+        """Tokens int [B, S] for processors and criteria: the caller's own get a tensor that no buffer lies behind."""
+        return text.clone() if self.runs_code else text
+
     def fill(self, steps: Steps, length: int) -> None:
         """Have the caller's cache, if there is one, hold so many tokens of the text."""
         if self.cache is not None:

@@ -76,7 +76,8 @@ class Sampling:
         if only_forbid(call.processors, length) and length > call.input_ids.shape[1]:
             scores = without_forbidden(self._scores.float(), steps.output[:, :length], call.processors)
         else:
-            scores = call.processors(steps.output[:, :length], self._scores.to(copy=True, dtype=torch.float32))
+            scores = self._scores.to(copy=True, dtype=torch.float32)
+            scores = call.processors(call.shown(steps.output[:, :length]), scores)
         if call.settings.do_sample:
             self._random.append(_get_random(steps.ids.device))
             token = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
@@ -86,7 +87,7 @@ class Sampling:
         steps.count += steps.unfinished.any()
         steps.output[:, length] = token
         steps.ids.copy_(token[:, None])
-        steps.unfinished &= ~call.criteria(steps.output[:, : length + 1], None)
+        steps.unfinished &= ~call.criteria(call.shown(steps.output[:, : length + 1]), None)
 
     def _is_over(self, number: int) -> bool:
         """Whether the text is known to have ended, after this many tokens and one more."""
