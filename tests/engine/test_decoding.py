@@ -347,6 +347,29 @@ def test_a_cache_that_a_call_returned_is_filled_by_the_next_one(name, beams, loo
     assert found[1][2] == found[0][2] > 11
 
 
+class Louder(torch.nn.Module):
+    """Stands in the place of embeddings, as trained prompts do, and has no weight."""
+
+    def __init__(self, embeddings):
+        super().__init__()
+        self.embeddings = embeddings
+
+    def forward(self, input_ids):
+        return self.embeddings(input_ids) * 1.5
+
+
+def test_a_cache_is_gone_on_with_where_a_module_of_the_caller_s_embeds(loop):
+    found = []
+    for model in make("qwen3"):
+        model.set_input_embeddings(Louder(model.get_input_embeddings()))
+        given = {**prompts([7]), "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+        one = model.generate(**given, return_dict_in_generate=True)
+        ids = torch.cat([one.sequences, prompts([4])["input_ids"]], 1)
+        given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        found.append(model.generate(**given, past_key_values=one.past_key_values))
+    assert torch.equal(*found)
+
+
 def test_code_that_fails_in_the_middle_leaves_a_cache_to_go_on_from(loop, untraced):
     class Fails(LogitsProcessor):
         calls = 0

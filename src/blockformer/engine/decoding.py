@@ -380,12 +380,12 @@ def tokens_in(cache, stack, input_ids, named: dict, is_late: bool) -> int:
     keys = [each for each in keys if each is not None]
     if not keys:
         return 0
-    (rows, length), weight = input_ids.shape, stack.embed_tokens.weight
+    rows, length = input_ids.shape
     kinds = {(len(each), each.dtype, each.device) for each in keys}
     mask, settings = named.get("attention_mask"), named["generation_config"]
     seen = getattr(settings, "_mask_length", -1) if mask is None else mask.shape[1]  # a prompt may begin behind it
     held = next(layer.get_seq_length() for layer in layers if not has_state(layer))
-    if len(keys) != len(stack.layers) or kinds != {(rows, weight.dtype, weight.device)} or seen != length:
+    if len(keys) != len(stack.layers) or kinds != {(rows, stack.dtype, stack.device)} or seen != length:
         raise OtherLoop("a cache is given that does not hold the beginning of the prompt")
     if not 0 < held < length:
         raise OtherLoop("a cache is given that holds no less than the prompt")
