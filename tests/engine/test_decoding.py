@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from transformers import (
     DynamicCache,
+    GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
     PrefixConstrainedLogitsProcessor,
@@ -424,6 +425,28 @@ def test_a_prefix_that_the_library_s_loop_brings_in_is_read(name, beams, loop):
     assert "prepare_inputs_for_generation was replaced" in str(quick.runtime.decoding.fallbacks.reasons)
     unchanged = make(name)[0].generate(**prompts([8, 5]), num_beams=beams, max_new_tokens=12)
     assert unchanged.shape != texts[0].shape or not torch.equal(unchanged, texts[0])
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("method", ["", "prepare_inputs_for_generation", "_update_model_kwargs_for_generation"])
+def test_what_the_caller_puts_into_the_library_s_loop_or_in_its_place_runs(method, beams, loop, monkeypatch):
+    method = method or ("_sample" if beams == 1 else "_beam_search")
+    usual, calls, counts, texts = getattr(GenerationMixin, method), [], [], []
+
+    @functools.wraps(usual)
+    def counted(*args, **named):
+        calls.append(method)
+        return usual(*args, **named)
+
+    pair = make("qwen3")
+    monkeypatch.setattr(GenerationMixin, method, counted)
+    for model in pair:
+        calls.clear()
+        texts.append(model.generate(**prompts([8, 5]), num_beams=beams, max_new_tokens=6, eos_token_id=None))
+        counts.append(len(calls))
+    assert torch.equal(*texts)
+    assert counts[0] == counts[1] > 0
+    assert f"{method} was replaced" in pair[1].runtime.decoding.fallbacks.reasons
 
 
 def test_the_host_looks_late_and_not_too_late(monkeypatch):

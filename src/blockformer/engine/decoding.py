@@ -7,6 +7,7 @@ caller's code changes the model between two tokens, for example by a hook, the m
 B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabulary.
 """
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,14 +37,16 @@ _KNOWN = {
     "logits_processor", "stopping_criteria", "generation_config", "streamer", "attention_mask", "position_ids",
     "encoder_outputs", "decoder_attention_mask", "past_key_values", "cache", *_SAYS_NOTHING,
 }  # fmt: skip
-# Methods of the library's loop that this one does not call: a prefix comes in by the first.
+# Methods of the library's loops that this one does not call: a prefix comes in by the first.
 _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+_LOOPS = ("_sample", "_beam_search")
 # What this loop does not know of the settings of a call, and of a config's, by which every call returns more.
 _UNKNOWN = (
     "output_hidden_states", "output_attentions", "output_router_logits", "output_scores", "output_logits",
     "cache_implementation", "prefill_chunk_size", "is_assistant",
 )  # fmt: skip
 _UNKNOWN_OF_BEAMS = ("do_sample", "low_memory")
+_OF_LIBRARY = vars(sys.modules[GenerationMixin.__module__])  # the globals of its functions, and of no other's
 _TOUCHED = "a module was replaced or wrapped, has a hook, another setting or kind of weight, or is in training mode"
 
 
@@ -123,8 +126,10 @@ class Decoding:
             raise OtherLoop("the target is padded")
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self._device):
             raise OtherLoop("gradients are on" if torch.is_grad_enabled() else "autocast is on")
-        for name in _NOT_CALLED:
-            if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
+        for name in (*_LOOPS, *_NOT_CALLED):
+            usual = getattr(GenerationMixin, name)
+            is_other = name in _NOT_CALLED and getattr(getattr(model, name), "__func__", None) is not usual
+            if is_other or getattr(usual, "__globals__", None) is not _OF_LIBRARY:  # of the model, or of the library
                 raise OtherLoop(f"{name} was replaced")
         call = Call(model, input_ids, named, self.by_graphs)
         if not self._by_model:
