@@ -330,6 +330,16 @@ def test_encoder_states_reach_the_cross_attention(settings):
         assert torch.equal(written, text)
 
 
+def test_gradients_of_a_text_whose_loop_runs_without_its_decorator():
+    gradients = []
+    for each in pair():
+        settings = {"max_new_tokens": 4, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+        output = each.generate.__wrapped__(each, token_ids(2, 7), **settings)
+        torch.stack(output.scores).logsumexp(-1).sum().backward()
+        gradients.append(each.get_input_embeddings().weight.grad)
+    assert_close(*gradients)
+
+
 def test_longer_than_the_learned_positions_is_refused_before_the_first_step(monkeypatch):
     ours = model(position_type="learned", rope_parameters=None, max_position_embeddings=16)
     ids, mask = left_padded(2, 10)

@@ -139,7 +139,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
     _sample = loop_by_runtime("_sample")
     _beam_search = loop_by_runtime("_beam_search")
 
-    @functools.wraps(GenerationMixin.generate)
+    @functools.wraps(vars(GenerationMixin.generate).get("__wrapped__", GenerationMixin.generate))  # with gradients
     def generate(self, *args, **kwargs):
         if self.config.bidirectional:
             raise ValueError("generate needs bidirectional=False: this decoder only reads text.")
