@@ -1,12 +1,15 @@
 """By whose attention a model attends."""
 
+import pytest
 import torch
+from pairs import assert_close, left_padded, pair
 from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 import blockformer
 from blockformer import preset
 from blockformer.engine.attention import is_in_use
-from blockformer.model.attention import ALL_ATTENTION_FUNCTIONS
+from blockformer.model.attention import ALL_ATTENTION_FUNCTIONS, LIBRARY
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "vocab_size": 61,
@@ -48,3 +51,32 @@ def test_another_attention_than_ours_is_attended_by(untraced, monkeypatch):
     assert not torch.allclose(first.scores[0], second.scores[0])
     model.set_attn_implementation("sdpa")
     assert all(map(torch.equal, written().scores, first.scores))
+
+
+@pytest.mark.parametrize("prepares", [None, {}, {"compile": True}], ids=["loaded", "prepared", "compiled"])
+@pytest.mark.parametrize("name", ["sdpa", "quieter"])
+@torch.no_grad()
+def test_a_function_that_is_put_into_the_library_s_table_is_called(name, prepares, untraced, monkeypatch):
+    """As ring attention and the like do, under a new name or under one that is there."""
+    ours, theirs = pair()
+    if prepares is not None:
+        ours.prepare_for_inference(**prepares)
+    ids, mask = left_padded(3, 9)
+    before = ours(ids).logits
+    usual = LIBRARY["sdpa"]
+
+    def quieter(*given, **more):
+        output, probabilities = usual(*given, **more)
+        return output * 0.5, probabilities
+
+    monkeypatch.setitem(LIBRARY._local_mapping, name, quieter)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._local_mapping, name, sdpa_mask)
+    outputs, texts = [], []
+    for model in (ours, theirs):
+        model.set_attn_implementation(name)
+        outputs.append(model(ids).logits)
+        texts += [model.generate(ids, attention_mask=mask, max_new_tokens=6, num_beams=beams) for beams in (1, 2)]
+    assert_close(*outputs)
+    assert not torch.allclose(before, outputs[0], atol=0.1)
+    assert torch.equal(texts[0], texts[2])
+    assert torch.equal(texts[1], texts[3])

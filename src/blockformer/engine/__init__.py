@@ -10,6 +10,7 @@ torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
 - `_can_record_outputs`, `_init_weights` (PreTrainedModel): no recorded attentions and states, no frequencies.
 - `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keep_in_fp32_modules_strict`, `_keys_to_ignore_on_load_unexpected`
   (PreTrainedModel): tied weights are saved twice, some float32 weights are cast, loading warns of spare weights.
+- `_local_mapping` (AttentionInterface): AttributeError.
 - `_attn_implementation` (config), `_get_resized_lm_head` and `_get_resized_embeddings` (PreTrainedModel), `_modules`
   (Module): AttributeError.
 - `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step, and a

@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.modules.module import _has_any_global_hook
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
-from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
+from ..model.attention import ALL_ATTENTION_FUNCTIONS, LIBRARY, Attention
 from ..model.attention import sdpa_attention as plain
 from ..model.compat import causal_masks, encoder_masks, is_mapped
 from ..model.disentangled import DisentangledAttention
@@ -95,7 +96,8 @@ def _of_sources(mask, query):
 
 def is_in_use(config) -> bool:
     """Whether a model attends by `sdpa_attention`, which compiled code knows, and not by another registered one."""
-    return config._attn_implementation == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention
+    is_usual = ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention and LIBRARY["sdpa"] is sdpa_attention_forward
+    return config._attn_implementation == "sdpa" and is_usual
 
 
 class SharingAttention(Attention):

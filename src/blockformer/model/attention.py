@@ -3,12 +3,13 @@
 B batch, T query length, S key length, H heads, K key/value heads, D head size, C hidden size.
 """
 
+from collections import ChainMap
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
+from transformers import AttentionInterface, modeling_utils
 from transformers.cache_utils import EncoderDecoderCache
 
 from .axes import BLOCKS, FLAG, SHARED, Part, axis, check_choice, flag
@@ -19,13 +20,13 @@ from .positions import adds_to_scores, rotate
 
 def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
     """The library's attention function "sdpa", and eager attention for what that has not."""
-    attend = causal_attention if "softcap" in kwargs or "s_aux" in kwargs else _LIBRARY["sdpa"]
+    attend = causal_attention if "softcap" in kwargs or "s_aux" in kwargs else LIBRARY["sdpa"]
     return attend(module, query, key, value, attention_mask, **kwargs)
 
 
-# The library's table, and these models' own, which includes everything that is registered for all models.
-_LIBRARY, ALL_ATTENTION_FUNCTIONS = AttentionInterface(), AttentionInterface()
-ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
+# These models' own table. It includes everything that is registered for all models, or put into the library's table.
+LIBRARY, ALL_ATTENTION_FUNCTIONS = modeling_utils.ALL_ATTENTION_FUNCTIONS, AttentionInterface()
+ALL_ATTENTION_FUNCTIONS._local_mapping = ChainMap({"sdpa": sdpa_attention}, LIBRARY._local_mapping)
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, **kwargs):

@@ -143,8 +143,7 @@ class QuestionAnswering(Classifier):
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         inputs |= {"reads_padding": True}
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, return_dict=True, **kwargs)
-        states = self.before_classifier(outputs.last_hidden_state)
-        start_logits, end_logits = self.qa_outputs(states).unbind(-1)
+        start_logits, end_logits = self.qa_outputs(self.before_classifier(outputs.last_hidden_state)).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = (self.own_loss() or span_loss)(start_logits, end_logits, start_positions, end_positions)
