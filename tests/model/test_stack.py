@@ -6,7 +6,16 @@ import pytest
 import torch
 from encoder_decoders import SMALL, VOCAB, t5_pair, target
 from pairs import assert_close, assert_gradients_close, model, pair, token_ids
-from transformers import BertConfig, BertModel, T5Config, T5Model
+from transformers import (
+    BertConfig,
+    BertModel,
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    T5Config,
+    T5Model,
+)
 
 import blockformer
 from blockformer import (
@@ -248,3 +257,34 @@ def test_a_wrapper_may_stand_around_a_layer(name, prepared, tmp_path):
         settings = {"attention_mask": mask, "max_new_tokens": 8, "num_beams": beams, "do_sample": False}
         texts = [model.generate(given["input_ids"], **settings) for model in models]
         assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("by", ["argument", "config"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "bloom"])
+@torch.no_grad()
+def test_a_decoder_reads_both_ways_where_is_causal_is_false(name, by, prepared, tmp_path):
+    """The library's argument and entry of a config, which make an encoder of a decoder for a call."""
+    tiny = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
+    if name == "qwen3":
+        ours, theirs = pair(sliding_window=4, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+    elif name == "gemma2":
+        sizes = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+        theirs = Gemma2ForCausalLM(Gemma2Config(**tiny, **sizes, sliding_window=4)).eval()
+    else:
+        theirs = BloomForCausalLM(BloomConfig(**tiny, n_head=4)).eval()
+    if name != "qwen3":
+        theirs.save_pretrained(tmp_path)
+        ours = blockformer.from_official(tmp_path)
+    if prepared:
+        ours.prepare_for_inference()
+    ids, mask = token_ids(3, 9, vocab=VOCAB), torch.ones(3, 9)
+    mask[1, 6:] = 0
+    usual = ours(ids).logits
+    theirs.config.is_causal = False  # BLOOM's class does not take the argument
+    if by == "config":
+        ours.config.is_causal = False
+    for given in ({}, {"attention_mask": mask}):
+        found = ours(ids, **given, **({"is_causal": False} if by == "argument" else {})).logits
+        assert_close(found[mask.bool()], theirs(ids, **given).logits[mask.bool()])
+        assert not torch.allclose(found[0], usual[0], atol=1e-2)

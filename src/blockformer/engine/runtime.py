@@ -81,6 +81,7 @@ class TrainingRuntime(LoadedRuntime):
         has_cache = inputs.use_cache or inputs.past_key_values is not None
         needs_padding = has_cache and not self.takes_prompts(inputs.past_key_values)
         needs_padding |= inputs.source[0] is not None or inputs.head_masks[0] is not None or inputs.reads_padding
+        needs_padding |= inputs.named.get("is_causal") is False  # each sequence's own attention asks the module
         if needs_padding or is_recording(stack.config, inputs.named):
             return False
         if isinstance(inputs.attention_mask, dict) or not is_in_use(stack.config) or not is_enabled():

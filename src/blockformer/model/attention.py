@@ -56,7 +56,7 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
 
 def causal_attention(module, query, key, value, attention_mask, **kwargs):
     """Eager attention for what "sdpa" has not, causal where that is so without a mask. No probabilities."""
-    if attention_mask is None and module.is_causal and query.shape[2] > 1:
+    if attention_mask is None and kwargs.get("is_causal", module.is_causal) and query.shape[2] > 1:
         # The queries are the first tokens: further keys are the empty room of a static cache.
         attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     return eager_attention_forward(module, query, key, value, attention_mask, **kwargs)[0], None

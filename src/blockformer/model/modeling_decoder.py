@@ -52,8 +52,7 @@ class BlockformerDecoderModel(Stack):
     _can_record_outputs = Stack._can_record_outputs | {"router_logits": OutputRecorder(None, class_name=".mlp.gate")}
 
     def __init__(self, config):
-        is_causal = not getattr(config, "bidirectional", False)  # a config of another topology is refused by its base
-        super().__init__(config, is_causal, has_cross_attention=config.add_cross_attention)
+        super().__init__(config, not vars(config).get("bidirectional"), config.add_cross_attention)  # absent elsewhere
         if config.linear_bits is not None:
             config.keep_in_low_bits(self.layers)
         self.post_init()
@@ -126,8 +125,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         given = (targets, num_items_in_batch, return_logits, label_smoothing, own)
         logits, loss = self.logits_and_loss(outputs.last_hidden_state[:, keep], *given)
         if self.mtp is not None and self.training and loss is not None:
-            counted = (targets, num_items_in_batch, label_smoothing)
-            further = multi_token_loss(self, outputs.last_hidden_state, inputs, *counted, kwargs)
+            further = multi_token_loss(self, outputs[0], inputs, targets, num_items_in_batch, label_smoothing, kwargs)
             loss = loss + self.config.nextn_loss_weight * further
         output = {name: getattr(outputs, name) for name in (CACHE, "hidden_states", "attentions")}
         output |= {"loss": loss, "logits": logits, "cross_attentions": outputs.cross_attentions or None}

@@ -123,6 +123,7 @@ class Stack(BlockformerPreTrainedModel):
         if position_ids is not None:  # counted ones do not reach the attention backend: see `StackInputs`
             check_positions(self.config, position_ids, tokens.shape[:2], None)
         use_cache = self._uses_cache(use_cache, past_key_values)
+        kwargs = kwargs if getattr(self.config, "is_causal", True) else {"is_causal": False} | kwargs  # set by hand
 
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values(), attention_mask, position_ids)
         attention_mask = None if hides_nothing else attention_mask
@@ -159,7 +160,8 @@ class Stack(BlockformerPreTrainedModel):
         if masks and self.has_shared_bias:
             if past_key_values is not None:
                 length, _ = past_key_values.get_mask_sizes(length, 0)
-            bias, places = self.shared_bias(states, inputs.places, length), inputs.places if self.is_causal else None
+            is_causal = self.is_causal and inputs.named.get("is_causal", True)
+            bias, places = self.shared_bias(states, inputs.places, length), inputs.places if is_causal else None
             masks = {kind: with_bias(self.config, mask, bias, places) for kind, mask in masks.items()}
         rotations = rotations_of(self.rotary_emb, self.config, states, inputs.position_ids)
         encoder_mask, (source, mask) = None, inputs.source
@@ -257,7 +259,7 @@ class Stack(BlockformerPreTrainedModel):
         mask, positions = inputs.attention_mask, inputs.given_positions
         if isinstance(mask, dict):
             return mask
-        if self.is_causal:
+        if self.is_causal and inputs.named.get("is_causal", True):  # the library's argument, for the backend too
             masks = causal_masks(self.config, inputs.hidden_states, mask, inputs.past_key_values, positions)
             others = BLOCKS["layer_types"].keys() & self.config.layer_types
             return masks | {kind: BLOCKS["layer_types"][kind].mask_of(inputs, self.config) for kind in others}
