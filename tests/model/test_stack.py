@@ -13,6 +13,8 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     T5Config,
     T5Model,
 )
@@ -261,16 +263,18 @@ def test_a_wrapper_may_stand_around_a_layer(name, prepared, tmp_path):
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("by", ["argument", "config"])
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "bloom"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "lfm2", "bloom"])
 @torch.no_grad()
 def test_a_decoder_reads_both_ways_where_is_causal_is_false(name, by, prepared, tmp_path):
     """The library's argument and entry of a config, which make an encoder of a decoder for a call."""
     tiny = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.3}
+    sizes = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     if name == "qwen3":
         ours, theirs = pair(sliding_window=4, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+    elif name == "lfm2":
+        theirs = Lfm2ForCausalLM(Lfm2Config(**tiny, **sizes, layer_types=["conv", "full_attention"])).eval()
     elif name == "gemma2":
-        sizes = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-        theirs = Gemma2ForCausalLM(Gemma2Config(**tiny, **sizes, sliding_window=4)).eval()
+        theirs = Gemma2ForCausalLM(Gemma2Config(**tiny, **sizes, head_dim=8, sliding_window=4)).eval()
     else:
         theirs = BloomForCausalLM(BloomConfig(**tiny, n_head=4)).eval()
     if name != "qwen3":

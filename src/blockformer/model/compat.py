@@ -116,5 +116,5 @@ def encoder_masks(config, hidden_states, attention_mask, sequences=None) -> dict
     """
     same = None if sequences is None else lambda row, head, query, key: sequences[row, query] == sequences[row, key]
     arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
-    makers = {"full_attention": create_bidirectional_mask, "sliding_attention": create_two_sided_mask}
-    return {kind: makers[kind](**arguments, and_mask_function=same) for kind in sorted(set(config.layer_types))}
+    make = {"full_attention": create_bidirectional_mask, "sliding_attention": create_two_sided_mask}
+    return {kind: make[kind](**arguments, and_mask_function=same) for kind in sorted(make.keys() & config.layer_types)}

@@ -259,12 +259,12 @@ class Stack(BlockformerPreTrainedModel):
         mask, positions = inputs.attention_mask, inputs.given_positions
         if isinstance(mask, dict):
             return mask
+        kinds = BLOCKS["layer_types"].keys() & self.config.layer_types
+        others = {kind: BLOCKS["layer_types"][kind].mask_of(inputs, self.config) for kind in kinds}
         if self.is_causal and inputs.named.get("is_causal", True):  # the library's argument, for the backend too
-            masks = causal_masks(self.config, inputs.hidden_states, mask, inputs.past_key_values, positions)
-            others = BLOCKS["layer_types"].keys() & self.config.layer_types
-            return masks | {kind: BLOCKS["layer_types"][kind].mask_of(inputs, self.config) for kind in others}
+            return others | causal_masks(self.config, inputs.hidden_states, mask, inputs.past_key_values, positions)
         sequences = None if mask is not None or positions is None else starts_of(positions).cumsum(-1)
-        return encoder_masks(self.config, inputs.hidden_states, mask, sequences)
+        return others | encoder_masks(self.config, inputs.hidden_states, mask, sequences)
 
 
 def last_tokens(config, input_ids, attention_mask, shape):
