@@ -107,12 +107,11 @@ class SharingAttention(Attention):
     """
 
 
-class UnpaddedAttention(KnowsUnpadding, Attention):
-    """`Attention` of a model prepared for training. An `Attention` becomes one by changing its class."""
+class PreparedAttention(KnowsUnpadding, Attention):
+    """`Attention` of a prepared model: n beams of an input are n * T queries of its keys.
 
-
-class PreparedAttention(UnpaddedAttention):
-    """`Attention` of a model prepared for inference: n beams of an input are n * T queries of its keys."""
+    An `Attention` becomes one by changing its class.
+    """
 
     def states_of(self, *states, **named):
         """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""

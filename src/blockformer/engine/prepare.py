@@ -16,7 +16,6 @@ from .attention import (
     PreparedAttention,
     PreparedLatentAttention,
     SharingAttention,
-    UnpaddedAttention,
     UnpaddedDisentangledAttention,
     sdpa_attention,
 )
@@ -26,8 +25,8 @@ from .linear import PreparedQuantizedLinear, QuickLinear, can_be_quick
 from .packed import pack_weights, unpack_weights
 from .runtime import AcceleratorRuntime, LoadedRuntime, PreparedRuntime, TrainingRuntime, check_class
 
-# Each plain class and its replacement of the same parameters in a prepared model, on a GPU that has the kernel, and in
-# one prepared for training.
+# Each plain class and its replacement of the same parameters in a prepared model, and on a GPU that has the kernel. Of
+# a model prepared for training, 4-bit weights and latent attention stay as they are.
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     Attention: PreparedAttention,
@@ -35,13 +34,8 @@ _PREPARED = {
     LatentAttention: PreparedLatentAttention,
     nn.Linear: QuickLinear,
 }
+_TRAINED = {plain: _PREPARED[plain] for plain in (Attention, DisentangledAttention, nn.Linear)}
 _ON_ACCELERATOR = {Attention: SharingAttention}
-_TRAINED = {
-    Attention: UnpaddedAttention,
-    DisentangledAttention: UnpaddedDisentangledAttention,
-    nn.Linear: QuickLinear,
-}
-_ALL = (_PREPARED, _ON_ACCELERATOR, _TRAINED)
 
 
 def prepare_for_inference(model, *, compile: bool = False):
@@ -214,7 +208,7 @@ def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> No
 
 def _take_out(model: nn.Module) -> None:
     """Undo `_put_in`."""
-    plain = {prepared: plain for classes in _ALL for plain, prepared in classes.items()}
+    plain = {prepared: plain for classes in (_PREPARED, _ON_ACCELERATOR) for plain, prepared in classes.items()}
     for module in model.modules():
         module.__class__ = plain.get(type(module), type(module))
 
