@@ -50,9 +50,6 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     Shapes: query [B, H, T, D]; key, value [B, K, S, D] -> [B, T, H, D], and None for the probabilities. An `Unpadding`
     in the place of the mask says that B is 1 and where the sequences of that row lie.
     """
-    is_usual = not isinstance(module, (PreparedAttention, SharingAttention))
-    if is_usual and (attention_mask is None or type(attention_mask) is torch.Tensor):
-        return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     if isinstance(attention_mask, Unpadding):
         unpadding, kwargs["dropout"] = attention_mask, dropout
         return _attend_without_padding(module, query, key, value, unpadding, scaling, **kwargs)
