@@ -80,7 +80,7 @@ class Unpadding:
             return None
         total = starts.numel()
         lengths = F.pad(starts.flatten().nonzero().flatten(), (0, 1), value=total).diff().tolist()
-        return cls(starts.shape, torch.arange(total, device=starts.device), lengths)
+        return cls(starts.shape, None, lengths)
 
     def with_masks(self, masks):
         """The same sequences, each attended to with its own mask."""
