@@ -267,9 +267,9 @@ def test_without_the_kernel_only_attention_is_padded(family, monkeypatch):
     monkeypatch.setattr(attention, "kernel", lambda: None)
     seen, attend = [], attention.attend_side_by_side
 
-    def counted(plain, module, query, *args, **kwargs):
+    def counted(module, query, *args, **kwargs):
         seen.append(query.shape[2])
-        return attend(plain, module, query, *args, **kwargs)
+        return attend(module, query, *args, **kwargs)
 
     monkeypatch.setattr(attention, "attend_side_by_side", counted)
     plain, quick = make(family)

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from blockformer import BlockformerEncoderDecoderForConditionalGeneration, preset
 from blockformer.engine import attention
 from blockformer.engine.unpadding import Unpadding, attend_side_by_side
-from blockformer.model.attention import sdpa_attention
 
 pytestmark = pytest.mark.portable
 
@@ -21,7 +20,7 @@ def attend(query, key, value, lengths, is_causal=False, bias=None, **settings):
     module = torch.nn.Module()
     module.is_causal, module.num_key_value_groups = is_causal, query.shape[1] // key.shape[1]
     unpadding = unpadding if bias is None else unpadding.with_bias(bias)
-    return attend_side_by_side(sdpa_attention, module, query, key, value, unpadding, scaling=0.3, **settings)
+    return attend_side_by_side(module, query, key, value, unpadding, scaling=0.3, **settings)
 
 
 @pytest.mark.parametrize("way", ["causal", "bias", "plain"])
@@ -78,9 +77,9 @@ def test_a_bias_of_a_batch_that_is_wider_than_its_longest_sequence(lengths):
 def test_an_encoder_that_generate_runs_attends_at_once(family, monkeypatch):
     seen = []
 
-    def counted(usual, module, query, key, value, unpadding, **how):
+    def counted(module, query, key, value, unpadding, **how):
         seen.append(unpadding.lengths)
-        return attend_side_by_side(usual, module, query, key, value, unpadding, **how)
+        return attend_side_by_side(module, query, key, value, unpadding, **how)
 
     monkeypatch.setattr(attention, "attend_side_by_side", counted)
     torch.manual_seed(0)

@@ -69,17 +69,15 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
 
 
 def _attend_without_padding(module, query, key, value, unpadding, scaling, dropout=0.0, **kwargs):
+    settings = {"scaling": scaling, "dropout": dropout}
     more = {name for name, value in kwargs.items() if value is not None and value is not False}
     if more <= _SAY_NO_MORE and (unpadding.masks is None or unpadding.bias is not None) and is_enabled():
         is_on_gpu = query.device.type == DEVICE and unpadding.starts is not None and unpadding.masks is None
         if is_on_gpu and not dropout and has_kernel(query.dtype, query.shape[-1], query.device):
             return attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
         if is_on_gpu or are_short(unpadding, query):
-            settings = {"scaling": scaling, "dropout": dropout}
-            return attend_side_by_side(plain, module, query, key, value, unpadding, **settings), None
-    return attend_unpadded(
-        sdpa_attention, unpadding, module, query, key, value, scaling=scaling, dropout=dropout, **kwargs
-    )
+            return attend_side_by_side(module, query, key, value, unpadding, **settings), None
+    return attend_unpadded(module, query, key, value, unpadding, **settings, **kwargs), None
 
 
 def _of_sources(mask, query):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ..model.attention import Attention, with_bias
+from ..model.attention import Attention, sdpa_attention, with_bias
 from ..model.compat import is_mapped
 from ..model.positions import starts_of
 
@@ -111,16 +111,15 @@ class Unpadding:
         return states.split(self.lengths, dim=2)
 
 
-def attend_unpadded(attend, unpadding, module, query, key, value, **kwargs):
-    """Each sequence of an unpadded row attends only to itself, by one call of `attend` with its own mask.
+def attend_unpadded(module, query, key, value, unpadding, **kwargs):
+    """Each sequence of an unpadded row attends only to itself, by one call with its own mask.
 
-    Queries [1, H, N, D], keys and values [1, K, N, D] -> the weighted values [1, N, H, D], None for the probabilities.
+    Queries [1, H, N, D], keys and values [1, K, N, D] -> the weighted values [1, N, H, D].
     """
-    states = zip(*(unpadding.split(each) for each in (query, key, value)), strict=True)
     masks = itertools.repeat(None) if unpadding.masks is None else unpadding.masks
-    pairs = zip(states, masks, strict=False)
-    outputs = [attend(module, *parts, mask, **kwargs)[0] for parts, mask in pairs if parts[0].shape[2]]
-    return torch.cat(outputs, dim=1), None
+    parts = zip(unpadding.split(query), unpadding.split(key), unpadding.split(value), masks, strict=False)
+    outputs = [sdpa_attention(module, q, k, v, mask, **kwargs)[0] for q, k, v, mask in parts if q.shape[2]]
+    return torch.cat(outputs, dim=1)
 
 
 def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0, device: str = "cpu"):
@@ -247,14 +246,13 @@ def are_short(unpadding, query) -> bool:
     return unpadding.longest**2 * query.shape[1] * query.shape[3] <= _SHORT
 
 
-def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
+def attend_side_by_side(module, query, key, value, unpadding, **kwargs):
     """Attention of each sequence to itself, one under the other.
 
     Every sequence stands from its row's first column on, so that a causal one needs no mask: padding comes after all
     that is read. In the padding stands the first token of the same sequence, so that a NaN reaches no other one.
 
     Args:
-        attend: a function as the library has them.
         query: [1, H, N, D]; `key` and `value` [1, K, N, D].
         unpadding: where the sequences lie; it may have a bias of the scores, a decoder's of which hides what comes
             later.
@@ -263,7 +261,8 @@ def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
         [1, N, H, D], contiguous.
     """
     tokens, slots, is_real = _side_by_side(unpadding, query.device)
-    states = (each[0].transpose(0, 1)[tokens].transpose(1, 2) for each in (query, key, value))  # [n, H or K, L, D]
+    # [n, H or K, L, D]
+    query, key, value = (each[0].transpose(0, 1)[tokens].transpose(1, 2) for each in (query, key, value))
     if unpadding.bias is not None:
         mask = unpadding.bias[
             ..., : tokens.shape[1], : tokens.shape[1]
@@ -271,7 +270,7 @@ def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
         mask = mask if is_real is None else mask.masked_fill(~is_real, torch.finfo(mask.dtype).min)
     else:
         mask = None if module.is_causal else is_real
-    output = attend(module, *states, mask, **kwargs)[0]  # [n, L, H, D]
+    output = sdpa_attention(module, query, key, value, mask, **kwargs)[0]  # [n, L, H, D]
     return output.flatten(0, 1)[slots][None]
 
 
