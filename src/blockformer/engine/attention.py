@@ -71,8 +71,8 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
 def _attend_without_padding(module, query, key, value, unpadding, scaling, dropout=0.0, **kwargs):
     settings = {"scaling": scaling, "dropout": dropout}
     more = {name for name, value in kwargs.items() if value is not None and value is not False}
-    if more <= _SAY_NO_MORE and (unpadding.masks is None or unpadding.bias is not None) and is_enabled():
-        is_on_gpu = query.device.type == DEVICE and unpadding.starts is not None and unpadding.masks is None
+    if more <= _SAY_NO_MORE and unpadding.masks is None and is_enabled():
+        is_on_gpu = query.device.type == DEVICE and unpadding.starts is not None and unpadding.bias is None
         if is_on_gpu and not dropout and has_kernel(query.dtype, query.shape[-1], query.device):
             return attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
         if is_on_gpu or are_short(unpadding, query):
@@ -123,7 +123,7 @@ class StepAttention(PreparedAttention):
 class UnpaddedDisentangledAttention(KnowsUnpadding, DisentangledAttention):
     """`DisentangledAttention` of a prepared model. One becomes the other by changing its class."""
 
-    def _masks(self, unpadding, masks, whole, query, key, distances):
+    def _masks(self, unpadding, whole, query, key, distances):
         of_distances = self._of_distances(distances)
         for parts in zip(unpadding.split(query), unpadding.split(key), strict=True):
             yield self._terms_of(*parts, *of_distances)

@@ -13,7 +13,6 @@ C hidden size.
 
 import copy
 import functools
-import itertools
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ class Unpadding:
         longest: the tokens of the longest sequence, or None.
 
     Attributes:
-        masks: one mask for each sequence, or None where no key needs hiding and there is no bias.
+        masks: one mask for each sequence, or None where they have no more than the bias.
         bias: [1, H, L or more, L or more] of scores, which all layers and sequences share, or None.
         side_by_side: see `_side_by_side`, once that was needed.
     """
@@ -90,9 +89,15 @@ class Unpadding:
 
     def with_bias(self, bias):
         """The same sequences with a bias of the scores."""
-        other = self.with_masks([bias[..., :length, :length] for length in self.lengths])
+        other = copy.copy(self)
         other.bias = bias
         return other
+
+    def mask_of_each(self):
+        """For each sequence its mask, its part of the bias, or None."""
+        if self.masks is not None:
+            return self.masks
+        return (None if self.bias is None else self.bias[..., :length, :length] for length in self.lengths)
 
     def gather(self, states):
         """[B, T, ...] -> [1, N, ...]; a batch dimension of 1 is taken for all rows."""
@@ -116,8 +121,8 @@ def attend_unpadded(module, query, key, value, unpadding, **kwargs):
 
     Queries [1, H, N, D], keys and values [1, K, N, D] -> the weighted values [1, N, H, D].
     """
-    masks = itertools.repeat(None) if unpadding.masks is None else unpadding.masks
-    parts = zip(unpadding.split(query), unpadding.split(key), unpadding.split(value), masks, strict=False)
+    masks = unpadding.mask_of_each()
+    parts = zip(unpadding.split(query), unpadding.split(key), unpadding.split(value), masks, strict=True)
     outputs = [sdpa_attention(module, q, k, v, mask, **kwargs)[0] for q, k, v, mask in parts if q.shape[2]]
     return torch.cat(outputs, dim=1)
 
@@ -226,12 +231,12 @@ class KnowsUnpadding:
         has_own = self.relative_keys is not None or self.relative_bias is not None
         if not has_own and attention_mask.bias is not None and attention_mask.bias.shape[1] == query.shape[1]:
             return attention_mask  # it has the bias of all layers
-        masks = itertools.repeat(None) if attention_mask.masks is None else attention_mask.masks
-        return attention_mask.with_masks(self._masks(attention_mask, masks, whole, query, key, distances))
+        return attention_mask.with_masks(self._masks(attention_mask, whole, query, key, distances))
 
-    def _masks(self, unpadding, masks, whole, query, key, distances):
+    def _masks(self, unpadding, whole, query, key, distances):
         """One mask a sequence, made when it is due."""
-        for mask, *parts in zip(masks, unpadding.split(query), unpadding.split(key), strict=False):
+        parts_of_each = zip(unpadding.split(query), unpadding.split(key), strict=True)
+        for mask, parts in zip(unpadding.mask_of_each(), parts_of_each, strict=True):
             yield whole(*parts, mask, distances, torch.arange(parts[0].shape[2], device=query.device))
 
 
