@@ -22,10 +22,10 @@ from ..model.attention import sdpa_attention as plain
 from ..model.compat import causal_masks, encoder_masks, is_mapped
 from ..model.disentangled import DisentangledAttention
 from ..model.latent_attention import LatentAttention
-from ..watched import is_bare, is_transformed
+from ..watched import is_bare
 from .choices import is_enabled
 from .few_rows import attend, can_attend
-from .linear import QuickLinear
+from .linear import QuickLinear, may_multiply_otherwise
 from .unpadding import KnowsUnpadding, Unpadding, are_short, attend_side_by_side, attend_unpadded
 
 logger = logging.get_logger(__name__)
@@ -157,9 +157,7 @@ class PreparedLatentAttention(LatentAttention):
 
     def _takes(self, states, length: int) -> bool:
         """Whether this is one token of each row, and two plain matmuls may change their order."""
-        if length != 1 or states.device.type != "cpu" or not is_enabled() or not is_in_use(self.config):
-            return False
-        if torch.is_autocast_enabled("cpu") or is_transformed() or _has_any_global_hook():
+        if length != 1 or not may_multiply_otherwise(states) or not is_in_use(self.config) or _has_any_global_hook():
             return False
         layers = (self.k_proj, self.v_proj)
         return all(type(layer) in (nn.Linear, QuickLinear) and is_bare(layer) for layer in layers)

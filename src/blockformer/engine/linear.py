@@ -131,11 +131,15 @@ def in_parts(states, weight, bias=None):
     return outputs.reshape(*states.shape[:-1], len(weight))
 
 
+def may_multiply_otherwise(states) -> bool:
+    """Whether only the result of a matmul of these states counts: on the CPU, with no trace, transform or autocast."""
+    return states.is_cpu and is_enabled() and not is_transformed() and not torch.is_autocast_enabled("cpu")
+
+
 def can_multiply(states, weight) -> bool:
-    """Whether another matmul than PyTorch's own can have these: plain tensors on the CPU, outside of any trace."""
-    if not states.is_cpu or states.dtype is not weight.dtype or not is_enabled():
-        return False
-    return _is_dense(states) and _is_dense(weight) and not is_transformed() and not torch.is_autocast_enabled("cpu")
+    """Whether another matmul than PyTorch's can have these, if one may take its place: plain tensors of one dtype."""
+    has_one_dtype = states.dtype is weight.dtype
+    return has_one_dtype and may_multiply_otherwise(states) and _is_dense(states) and _is_dense(weight)
 
 
 def _is_dense(tensor) -> bool:
@@ -248,11 +252,9 @@ class PreparedQuantizedLinear(QuantizedLinear):
 
     def _takes(self, states) -> bool:
         """Whether PyTorch's 4-bit matmul knows these, and nobody else is to see plain operations."""
-        if states.dtype is not torch.bfloat16 or not states.device.type == self.qweight.device.type == "cpu":
+        if states.dtype is not torch.bfloat16 or not self.qweight.is_cpu or not may_multiply_otherwise(states):
             return False
         if not _IS_THERE or self.group_size not in _GROUPS or self.out_features % _OUTPUTS or _is_visiting(self):
-            return False
-        if not is_enabled() or is_transformed() or torch.is_autocast_enabled("cpu"):
             return False
         is_few = 0 < states.numel() // self.in_features <= MOST_PACKED_ROWS
         return is_few and not (torch.is_grad_enabled() and states.requires_grad)
