@@ -85,7 +85,7 @@ def with_loop(model):
     for module in model.modules():
         if hasattr(module, "runtime"):
             module.runtime = AcceleratorRuntime()
-    model.runtime = AcceleratorRuntime(Decoding(model, "cpu", captured=GPUStep))
+    model.runtime.decoding = Decoding(model, "cpu", captured=GPUStep)
     return model
 
 

@@ -83,15 +83,14 @@ def prepare_for_inference(model, *, compile: bool = False):
         _prepare_on_accelerator(model, compile)
         return model
     writes = step.can_compile(model)
-    _forget_compiled(model)
+    _give_runtime(model, PreparedRuntime)
     _take_out(model)
     if compile and writes:
         unpack_weights(model)  # a step reads plain ones
     else:
         pack_weights(model)
-    _give_runtime(model, PreparedRuntime)
     if writes and not hasattr(model.config, OF_HYBRID):  # layers with both keys and a state
-        model.runtime = PreparedRuntime(Decoding(model, "cpu", step.CompiledSteps if compile else None))
+        model.runtime.decoding = Decoding(model, "cpu", step.CompiledSteps if compile else None)
     if is_enabled():
         _put_in(model, _PREPARED)
     return model
@@ -134,12 +133,12 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if attention.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime = AcceleratorRuntime(Decoding(model, attention.DEVICE, captured=step.GPUStep))
+        model.runtime.decoding = Decoding(model, attention.DEVICE, captured=step.GPUStep)
 
 
 def _make_plain(model) -> None:
     """Undo everything that was done for inference, except for gradients."""
-    _forget_compiled(model)
+    _give_runtime(model, LoadedRuntime)
     _take_out(model)
     unpack_weights(model)
 
@@ -180,19 +179,13 @@ def _check_compiles(model) -> None:
         )
 
 
-def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
-    """Give a model and its stacks a runtime of this kind each."""
-    for module in model.modules():
-        if isinstance(module, BlockformerPreTrainedModel):
-            module.runtime = kind()
-
-
-def _forget_compiled(model) -> None:
+def _give_runtime(model, kind: type[LoadedRuntime]) -> None:
+    """Give a model and its stacks a runtime of this kind each, and undo what compiled steps did to the weights."""
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
             if isinstance(module.runtime, PreparedRuntime) and module.runtime.decoding is not None:
                 module.runtime.decoding.undo()
-            module.runtime = module.usual_runtime()
+            module.runtime = kind()
 
 
 def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> None:

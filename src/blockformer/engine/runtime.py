@@ -1,5 +1,7 @@
 """The runtimes of this package's models: as loaded, prepared for training or inference, and with compiled parts."""
 
+from typing import Any
+
 import torch
 from transformers.utils import logging
 
@@ -123,9 +125,7 @@ class PreparedRuntime(TrainingRuntime):
     """
 
     takes_gradients = False
-
-    def __init__(self, decoding=None):
-        self.decoding = decoding
+    decoding: Any = None
 
     def cache(self, fresh):
         """The same one, with a mark if our loop may get it: `generate` has made it, and nobody sees it before."""
