@@ -139,10 +139,11 @@ def may_multiply_otherwise(states) -> bool:
 def can_multiply(states, weight) -> bool:
     """Whether another matmul than PyTorch's can have these, if one may take its place: plain tensors of one dtype."""
     has_one_dtype = states.dtype is weight.dtype
-    return has_one_dtype and may_multiply_otherwise(states) and _is_dense(states) and _is_dense(weight)
+    return has_one_dtype and may_multiply_otherwise(states) and is_dense(states) and is_dense(weight)
 
 
-def _is_dense(tensor) -> bool:
+def is_dense(tensor) -> bool:
+    """Whether a tensor is of no other class, strided and not empty, and a parameter contiguous."""
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     return is_plain and tensor.numel() > 0 and (type(tensor) is torch.Tensor or tensor.is_contiguous())
 

@@ -19,7 +19,7 @@ from ..model.latent_attention import LatentAttention
 from ..model.stack import Stack
 from ..watched import is_plain_linear, is_transformed
 from .choices import PACKED, is_enabled, is_exported, is_faster
-from .linear import by_onednn
+from .linear import by_onednn, is_dense
 
 # Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
@@ -215,8 +215,8 @@ class PackedLinear(nn.Linear):
         return super()._apply(fn, recurse)
 
 
-def pack_weights(model) -> int:
-    """Pack the weights of the plain linear layers on the CPU, one after the other; returns how many.
+def pack_weights(model) -> None:
+    """Pack the weights of the plain linear layers on the CPU, one after the other.
 
     Layers with a wrapper or a hook stay as they are; so do those whose weight is an embedding's, too, or of a dtype
     that gains nothing by packing on this processor. In float32 a decoder gains nothing: it writes one text at a time,
@@ -224,18 +224,18 @@ def pack_weights(model) -> int:
     """
     _let_go(model)
     if not is_enabled() or not gains(model):
-        return 0
-    shared = [owners for owners in owners_of_weights(model) if are_packable(owners)]
-    # T5 in float16 has layers in float32, whose dtype the model looks up.
-    shared = [owners for owners in shared if owners[0].weight.dtype is model.dtype]
+        return
     latent = [module for module in model.modules() if isinstance(module, LatentAttention)]
     plain = {layer for part in latent for layer in (part.k_proj, part.v_proj)}  # read as matrices
-    shared = [owners for owners in shared if not plain.intersection(owners)]
-    shared = [owners for owners in shared if owners[0].weight.numel() >= _LEAST_WEIGHTS[model.dtype]]
-    packed = [owners for owners in shared if pack(owners[0].weight)]
-    for layer in (layer for owners in packed for layer in owners):
-        layer.__class__ = PackedLinear
-    return len(packed)
+    dtype = model.dtype
+    for owners in owners_of_weights(model):
+        weight = owners[0].weight
+        # T5 in float16 has layers in float32, whose dtype the model looks up.
+        if not are_packable(owners) or weight.dtype is not dtype or weight.numel() < _LEAST_WEIGHTS[dtype]:
+            continue
+        if plain.isdisjoint(owners) and pack(weight):
+            for layer in owners:
+                layer.__class__ = PackedLinear
 
 
 def unpack_weights(model: nn.Module) -> None:
@@ -267,9 +267,7 @@ def owners_of_weights(model: nn.Module) -> list[list[Any]]:
 
 def gains(model) -> bool:
     """Whether a model's large matrices are multiplied faster when they are packed."""
-    if model.dtype not in _LEAST_WEIGHTS or (model.dtype is torch.float32 and _writes_one_text(model)):
-        return False
-    return is_faster(PACKED, model.dtype)
+    return is_faster(PACKED, model.dtype) and not (model.dtype is torch.float32 and _writes_one_text(model))
 
 
 def _writes_one_text(model) -> bool:
@@ -281,5 +279,4 @@ def _writes_one_text(model) -> bool:
 def are_packable(modules) -> bool:
     """Whether the modules of one weight are all plain linear layers, on the CPU and dense."""
     weight = modules[0].weight
-    is_dense = weight.layout is torch.strided and type(weight) is nn.Parameter and weight.is_contiguous()
-    return is_dense and weight.device.type == "cpu" and all(map(is_plain_linear, modules))
+    return all(map(is_plain_linear, modules)) and weight.device.type == "cpu" and is_dense(weight)
