@@ -10,7 +10,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from transformers import PreTrainedModel
 
 from .declared_fields import from_outside
-from .model.axes import BLOCKS, axes
+from .model.axes import axes
 
 _SETTINGS = (bool, int, float, str, list, tuple, type(None))
 _TORCH_SETTINGS = (float, type(None))
@@ -57,13 +57,7 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def _is_known(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _KNOWN or kind.__module__ in _modules_of_blocks()
-
-
-def _modules_of_blocks() -> set:
-    """The modules of registered blocks from outside, which were checked with several sequences in a row."""
-    blocks = (getattr(block, "cls", block) for kinds in BLOCKS.values() for block in kinds.values())
-    return {block.__module__ for block in blocks if isinstance(block, type)}
+    return kind.__module__.partition(".")[0] in _KNOWN
 
 
 class Modules:
