@@ -87,10 +87,8 @@ class QuickLinear(nn.Linear):
     def _matmul(self, states) -> Callable | None:
         """Another matmul than PyTorch's own, if that is faster for these states."""
         weight, rows = self.weight, states.numel() // self.in_features
-        if weight.dtype not in (torch.float32, *HALVES) or not can_multiply(states, weight):
-            return None
-        if states.shape[-1:] != (self.in_features,):
-            return None  # the error is PyTorch's own
+        if not can_multiply(states, weight) or states.shape[-1:] != (self.in_features,):
+            return None  # the error of states that do not fit is PyTorch's own
         learned = (states, weight) if self.bias is None else (states, weight, self.bias)
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in learned)
         if weight.dtype in HALVES:

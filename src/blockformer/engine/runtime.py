@@ -194,7 +194,7 @@ def _has_plain_attention(stack) -> bool:
     config = stack.config
     has_terms = adds_to_scores(config.position_type) or config.attn_logit_softcapping is not None
     has_terms = has_terms or config.kv_lora_rank is not None or config.is_varied
-    return not (has_terms or config.attention_sinks or "sliding_attention" in config.layer_types) and is_enabled()
+    return not (has_terms or config.attention_sinks or "sliding_attention" in config.layer_types)
 
 
 def _is_large(tokens: int, states, config) -> bool:
