@@ -96,11 +96,10 @@ class TrainingRuntime(LoadedRuntime):
     def plan(self, stack, inputs):
         """As `stack.plan`, with an `Unpadding` where masks would be if padding is skipped: where nobody watches."""
         says_nothing = inputs.attention_mask is None and inputs.given_positions is None
-        if says_nothing or not self.may_unpad(stack, inputs):
-            return stack.plan(inputs, self.masks(stack, inputs))
-        unpadding = self.unpadding(stack, inputs)
+        unpadding = None if says_nothing or not self.may_unpad(stack, inputs) else self.unpadding(stack, inputs)
         if unpadding is not None and inputs.attention_mask is not None and unpadding.indices is None:
-            return self.plan(stack, inputs._replace(attention_mask=None, given_positions=None))  # every token is real
+            # Every token is real.
+            inputs, unpadding = inputs._replace(attention_mask=None, given_positions=None), None
         # Last, since it takes as long as half a layer, and full batches go without it.
         if unpadding is None or not knows_unpadding(stack) or is_watched(stack):
             return stack.plan(inputs, self.masks(stack, inputs))
