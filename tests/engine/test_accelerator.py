@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,6 +72,12 @@ def make(family, head="Model", compile=False, **settings):
     other = copy.deepcopy(model)
     _prepare_on_accelerator(other, compile=compile)
     return model, other
+
+
+def unpadding_of(model, hidden_states, attention_mask, **named):
+    """What the runtime of a model finds for these inputs."""
+    inputs = SimpleNamespace(hidden_states=hidden_states, attention_mask=attention_mask, named=named)
+    return model.runtime.unpadding(model, inputs)
 
 
 def batch(model, rows=3, length=9):
@@ -172,8 +179,8 @@ def test_what_a_cache_holds_already_is_not_a_prompt(calls):
         for cache in both:
             cache.reset()
     assert calls == [20] * 2
-    assert runtime.is_empty(None)
-    assert not runtime.is_empty(object())  # a cache of another kind
+    assert quick.runtime.takes_prompts(None)
+    assert not quick.runtime.takes_prompts(object())  # a cache of another kind
     calls.clear()
     assert_close(*(model(**given, use_cache=True, output_hidden_states=True).hidden_states[1][real]
                    for model in (quick, plain)))  # fmt: skip
@@ -204,8 +211,7 @@ def test_sequences_in_a_row_are_known_without_reading_them(calls, monkeypatch):
         patch.setattr(torch.Tensor, "max", lambda *_: pytest.fail("the lengths are read"))
         patch.setattr(torch.Tensor, "tolist", lambda *_: pytest.fail("the lengths are read"))
         patch.setattr(attention, "kernel", lambda: lambda query, *_, scale, window_size: calls.append(1) or query)
-        sequences = {"cu_seq_lens_q": starts, "max_length_q": 7}
-        found = runtime.unpadding_of(quick, torch.zeros(1, 12, 32), None, sequences)
+        found = unpadding_of(quick, torch.zeros(1, 12, 32), None, cu_seq_lens_q=starts, max_length_q=7)
         assert found.starts.dtype is torch.int32
         states = torch.randn(1, 12, 4)
         assert torch.equal(found.scatter(found.gather(states)), states)
@@ -335,7 +341,7 @@ def test_a_little_padding_stays_where_attention_is_padded_anyway(monkeypatch):
     states, mask = torch.zeros(4, 10, 32), torch.ones(4, 10, dtype=torch.long)
     for padding, skips in ((9, False), (10, True)):
         mask[:2, 10 - padding // 2 :], mask[2, 10 - padding % 2 :] = 0, 0
-        assert (runtime.unpadding_of(quick, states, mask, {}) is not None) is skips
+        assert (unpadding_of(quick, states, mask) is not None) is skips
         mask.fill_(1)
 
 

@@ -146,60 +146,44 @@ class AcceleratorRuntime(PreparedRuntime):
     """A stack on a GPU: its attention takes sequences of any length, without padding, and long ones with caps."""
 
     def unpadding(self, stack, inputs):
-        if inputs.hidden_states.device.type != attention.DEVICE:  # the model has been moved
+        """Where the real tokens of a batch [B, T, C] on a GPU lie, or None if its padding is computed.
+
+        It waits for the device, to count them; not at all if the caller says where sequences begin and how long the
+        longest one is (`cu_seq_lens_q`, `max_length_q`).
+        """
+        config, states, mask = stack.config, inputs.hidden_states, inputs.attention_mask
+        if states.device.type != attention.DEVICE:  # the model has been moved
             return super().unpadding(stack, inputs)
-        return unpadding_of(stack, inputs.hidden_states, inputs.attention_mask, inputs.named)
+        if not _has_plain_attention(config):
+            return None
+        has_kernel = attention.has_kernel(attention.dtype_in(states), config.head_dim, states.device)
+        starts, longest = inputs.named.get("cu_seq_lens_q"), inputs.named.get("max_length_q")
+        if mask is None and has_kernel and starts is not None and len(starts) > 1:
+            return Unpadding(states.shape[:2], None, None, starts.int(), None if longest is None else int(longest))
+        work = states.shape[:2].numel() * config.hidden_size**2
+        if mask is None or work < (_LEAST_WORK if attention.is_half(states) else _LEAST_WORK_OF_FLOAT32):
+            return None
+        least = 0 if has_kernel else int(_LEAST_SHARE * work)
+        return find_unpadding(config, mask, None, least, attention.DEVICE)
 
     def masks(self, stack, inputs):
         is_plain = not isinstance(inputs.attention_mask, dict) and is_in_use(stack.config)
         return attention.block_masks(stack, inputs) if is_plain else None
 
     def takes_prompts(self, cache):
-        return is_empty(cache)
+        """Whether it is known to hold nothing, without waiting for the device.
+
+        A layer with a state does not say whether it holds something; some layer always has keys.
+        """
+        held = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
+        return cache is None or (held is not None and not any(getattr(each, "is_initialized", False) for each in held))
 
 
-def unpadding_of(stack, hidden_states, attention_mask, sequences: dict):
-    """Where the real tokens of a batch [B, T, C] on a GPU lie, or None if its padding is computed.
-
-    It waits for the device, to count them; not at all if the caller says where sequences begin and how long the
-    longest one is (`cu_seq_lens_q`, `max_length_q`).
-    """
-    if not _has_plain_attention(stack):
-        return None
-    dtype = attention.dtype_in(hidden_states)
-    has_kernel = attention.has_kernel(dtype, stack.config.head_dim, hidden_states.device)
-    starts, longest = sequences.get("cu_seq_lens_q"), sequences.get("max_length_q")
-    has_starts = starts is not None and len(starts) > 1
-    if attention_mask is None and has_starts and has_kernel and stack.config._attn_implementation == "sdpa":
-        return Unpadding(hidden_states.shape[:2], None, None, starts.int(), None if longest is None else int(longest))
-    tokens, width = hidden_states.shape[:2].numel(), stack.config.hidden_size
-    if attention_mask is None or not _is_large(tokens, hidden_states, stack.config):
-        return None
-    least = 0 if has_kernel else int(_LEAST_SHARE * tokens * width**2)
-    return find_unpadding(stack.config, attention_mask, None, least, attention.DEVICE)
-
-
-def is_empty(cache) -> bool:
-    """Whether a cache (None: a fresh one) is known to hold nothing, without waiting for the device.
-
-    A layer with a state does not say whether it holds something; some layer always has keys.
-    """
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
-    return cache is None or (layers is not None and not any(getattr(each, "is_initialized", False) for each in layers))
-
-
-def _has_plain_attention(stack) -> bool:
+def _has_plain_attention(config) -> bool:
     """Whether attention looks at queries, keys and whole sequences only, and values are as wide as keys."""
-    config = stack.config
     has_terms = adds_to_scores(config.position_type) or config.attn_logit_softcapping is not None
     has_terms = has_terms or config.kv_lora_rank is not None or config.is_varied
     return not (has_terms or config.attention_sinks or "sliding_attention" in config.layer_types)
-
-
-def _is_large(tokens: int, states, config) -> bool:
-    """Whether so many tokens keep the device busy for longer than the host, in the dtype of `states`."""
-    least = _LEAST_WORK if attention.is_half(states) else _LEAST_WORK_OF_FLOAT32
-    return tokens * config.hidden_size**2 >= least
 
 
 def check_class(model) -> None:
