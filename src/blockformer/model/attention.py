@@ -7,9 +7,9 @@ from collections import ChainMap
 from dataclasses import dataclass
 
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, modeling_utils
 from transformers.cache_utils import EncoderDecoderCache
 
 from .axes import BLOCKS, FLAG, SHARED, Part, axis, check_choice, flag
@@ -25,8 +25,9 @@ def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
 
 
 # These models' own table. It includes everything that is registered for all models, or put into the library's table.
-LIBRARY, ALL_ATTENTION_FUNCTIONS = modeling_utils.ALL_ATTENTION_FUNCTIONS, AttentionInterface()
-ALL_ATTENTION_FUNCTIONS._local_mapping = ChainMap({"sdpa": sdpa_attention}, LIBRARY._local_mapping)
+LIBRARY = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+ALL_ATTENTION_FUNCTIONS = type(LIBRARY)()
+vars(ALL_ATTENTION_FUNCTIONS)["_local_mapping"] = ChainMap({"sdpa": sdpa_attention}, LIBRARY._local_mapping)
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, **kwargs):
@@ -307,8 +308,7 @@ class Attention(nn.Module):
         if head_mask is not None:
             output = output.reshape(*hidden_states.shape[:2], query.shape[1], -1)
             output = output * self._own_heads(head_mask, -1, output.shape[2])[..., None, :, None]
-        output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
-        output = self.before_output(output, hidden_states)
+        output = self.before_output(output.reshape(*hidden_states.shape[:2], -1), hidden_states)  # [B, T, H * D]
         if self.has_gate:
             output = output * self.gate_proj(hidden_states).sigmoid()
         return self.o_proj(output), probabilities
