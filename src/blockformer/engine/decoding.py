@@ -27,7 +27,7 @@ from .attention import PreparedAttention, is_in_use
 from .choices import Fallbacks, OtherLoop, is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
 from .search import BeamSearch, Sampling
-from .step_parts import WRITTEN, has_state, held_by, keeps_state
+from .step_parts import has_state, held_by, keeps_state
 
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 _MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that write at once
@@ -181,7 +181,7 @@ class Decoding:
                 parts = self.compiled.functions_for(*call.kind)
                 self.compiled.refresh()
             length = call.input_ids.shape[1]
-            room = room_for(min(length + length // 2, call.longest) + WRITTEN)
+            room = room_for(min(length + length // 2, call.longest) + 1)
             steps = Steps(parts, prompt, room, scores.shape[-1])
             steps.begin(prompt, call.input_ids, call.ends, call.pad)
             return steps, scores

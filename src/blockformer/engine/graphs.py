@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicS
 
 from .few_rows import BLOCK
 from .search import choose, log_sums
-from .step_parts import WRITTEN, State, has_state, held_by
+from .step_parts import State, has_state, held_by
 
 _LEAST_ROOM = 128  # slots, by hand: a text of a hundred tokens needs one graph
 
@@ -149,8 +149,8 @@ class Steps:
         With `greedy` its choice goes into `output` and `ids`; otherwise `logits` [B, 1, V] are there for the caller.
         """
         captured, is_cpu = None, self.ids.device.type == "cpu"
-        if is_cpu and length + WRITTEN > self.room:
-            self._grow(room_for(length + length // 2 + WRITTEN))
+        if is_cpu and length + 1 > self.room:
+            self._grow(room_for(length + length // 2 + 1))
         if is_cpu or not self.parts.can_be_captured:
             seen = self.parts.slots_for(length)
         else:

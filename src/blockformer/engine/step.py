@@ -219,7 +219,7 @@ class GPUStep(StepFunctions):
             return copy.copy(in_place.get(module, module))
 
         device = "cuda" if is_compiled else None
-        super().__init__(model, written=1, copied=copied, device=device)
+        super().__init__(model, copied=copied, device=device)
         self.choose = choose if device is None else compiled(choose, device)
         self._model, self.cut = model, []
         self._captured_at = self._addresses()

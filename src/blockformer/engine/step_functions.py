@@ -21,7 +21,7 @@ from .choices import OtherLoop
 from .compiler import compiled, is_of_compiler, progress
 from .few_rows import BLOCK
 from .search import choose, log_sums
-from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
+from .step_parts import FirstPart, LastPart, LayersPart, keeps_state
 
 logger = logging.get_logger(__name__)
 NO_CODE = "code for such a batch could not be compiled"
@@ -63,7 +63,6 @@ class StepFunctions:
         model: a decoder with a language model head, or an encoder-decoder.
         beams: rows of a source.
         rows: how many they are for; None: any number.
-        written: see `LayersPart`.
         copied: see `twin`.
         device: whose code it is; None: uncompiled.
     """
@@ -75,7 +74,6 @@ class StepFunctions:
         model,
         beams: int = 1,
         rows: int | None = None,
-        written: int = WRITTEN,
         copied: Callable = copy.copy,
         device: str | None = None,
     ):
@@ -86,7 +84,7 @@ class StepFunctions:
         rotating = sorted(rotations_of(stack.rotary_emb, config, states, slot))
         groups = _groups_of(stack.layers, _SMALL_LAYERS if device == "cpu" else 1)
         layers = [[twin(layer, copied) for layer in group] for group in groups]
-        self._layers = [LayersPart(group, config, rotating, beams, written) for group in layers]
+        self._layers = [LayersPart(group, config, rotating, beams) for group in layers]
         first, last = (twin(part, copied) for part in (FirstPart(stack), LastPart(model, stack)))
         self._first, self._last = first, last
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
@@ -141,7 +139,7 @@ class StepFunctions:
         return visible.unflatten(1, (-1, BLOCK)), steps.slot - start if start else steps.slot
 
     def _start(self, seen: int, window: int | None) -> int:
-        """Where buffers begin that are cut to a window, of which at least `WRITTEN` slots are seen."""
+        """Where buffers begin that are cut to a window, of which at least two blocks are seen."""
         is_cut = window is not None and bool(self.cut)
         return max(0, seen - BLOCK - window) // BLOCK * BLOCK if is_cut else 0
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from ..model.attention import with_bias
@@ -21,24 +20,19 @@ from ..model.states import states_of
 from .few_rows import BLOCK
 
 _AFTER_LAYERS = ("norm", "final_projection")
-WRITTEN = 2 * BLOCK  # slots in a buffer that a step on a CPU writes: the new token's, and zeros
 
 
 class _Buffers(Cache):
     """A layer's keys and values in buffers [B, K, R, D], of which the new token's slot is `slot`."""
 
-    def __init__(self, slot, length, buffers=(), written=WRITTEN):
+    def __init__(self, slot, length, buffers=()):
         super().__init__(layers=[])
-        self.slot, self.length, self.buffers, self.written = slot, length, buffers, written
+        self.slot, self.length, self.buffers = slot, length, buffers
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write the new token's keys and values [B, K, 1, D]; returns all tokens' keys and values, [B, K, S, D].
-
-        Behind it come zeros, up to `written` slots, where keys and values are read in whole blocks.
-        """
-        slots = self.slot + torch.arange(self.written, device=self.slot.device)
+        """Write the new token's keys and values [B, K, 1, D]; returns all tokens' keys and values, [B, K, S, D]."""
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer.index_copy_(2, slots, F.pad(states, (0, 0, 0, self.written - 1)))
+            buffer.index_copy_(2, self.slot, states)
         return tuple(buffer.narrow(2, 0, self.length) for buffer in self.buffers)
 
     def get_mask_sizes(self, query_length, layer_idx=0):
@@ -118,13 +112,12 @@ class LayersPart(nn.Module):
     Args:
         rotating: the layer types whose queries and keys rotate, in order.
         beams: rows of a source.
-        written: slots of a buffer that are written: the new token's, and zeros behind it.
     """
 
-    def __init__(self, layers, config, rotating, beams: int = 1, written: int = WRITTEN):
+    def __init__(self, layers, config, rotating, beams: int = 1):
         super().__init__()
         self.config, self.layers, self.rotating = config, nn.ModuleList(layers), rotating
-        self.beams, self.written = beams, written
+        self.beams = beams
 
     def forward(self, states, mask, slot, cos_sin, bias, buffers, source_mask, sources):
         """Run the layers.
@@ -153,7 +146,7 @@ class LayersPart(nn.Module):
         layer_inputs = LayerInputs({}, rotations, slot, source_mask)
         for index, layer in enumerate(self.layers):
             own = slice(2 * index, 2 * index + 2)
-            cache: Cache = _Buffers(slot, length, buffers[own], self.written)
+            cache: Cache = _Buffers(slot, length, buffers[own])
             if keeps_state(layer):
                 cache, mask = Cache(layers=[State(buffers[own])]), None  # the new token is not padding
             if source_mask is not None:
