@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from ..model.positions import rotations_of
 from .choices import OtherLoop
 from .compiler import compiled, is_of_compiler, progress
 from .few_rows import BLOCK
@@ -78,13 +77,10 @@ class StepFunctions:
         device: str | None = None,
     ):
         stack = model.get_decoder()
-        config, weight = stack.config, stack.embed_tokens.weight
-        states = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
-        slot = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-        rotating = sorted(rotations_of(stack.rotary_emb, config, states, slot))
+        config = stack.config
         groups = _groups_of(stack.layers, _SMALL_LAYERS if device == "cpu" else 1)
         layers = [[twin(layer, copied) for layer in group] for group in groups]
-        self._layers = [LayersPart(group, config, rotating, beams) for group in layers]
+        self._layers = [LayersPart(group, config, beams) for group in layers]
         first, last = (twin(part, copied) for part in (FirstPart(stack), LastPart(model, stack)))
         self._first, self._last = first, last
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
@@ -162,16 +158,16 @@ class StepFunctions:
         for pair, keeps in zip((*buffers, *sources), (*self._keeps_state, *(False for _ in sources)), strict=True):
             for tensor in pair:
                 self._vary(tensor, None if keeps else 2)
-        states, cos_sin, biases = self._run_first(self._first, input_ids, positions, *next(iter(seen.values())))
-        bias, start = biases[0] if biases else None, 0
+        states, rotations, bias = self._run_first(self._first, input_ids, positions, *next(iter(seen.values())))
         if bias is not None:
             self._vary(bias, 2)
-        for tensor in cos_sin:
+        for tensor in itertools.chain(*rotations.values()):
             self._vary(tensor)
+        start = 0
         for run, part, size, kind in zip(self._run_layers, self._layers, self._sizes, self._kinds, strict=True):
             own = [[each for pair in pairs[start : start + size] for each in pair] for pairs in (buffers, sources)]
             self._vary(states)
-            states = run(part, states, *seen[kind], cos_sin, bias, own[0], source_mask, own[1])
+            states = run(part, states, *seen[kind], rotations, bias, own[0], source_mask, own[1])
             start += size
         self._vary(states)
         return self._run_last(self._last, states)

@@ -95,36 +95,33 @@ class FirstPart(nn.Module):
             slot: int64 [1], where in the buffers the new token goes.
 
         Returns:
-            The states [B, 1, C]; the tensors of rotary positions for each of the layer types in order, or none;
-            the bias of relative positions [1, H, S / BLOCK, BLOCK], or none.
+            The states [B, 1, C]; layer type -> its tensors of rotary positions, empty without them; the bias of
+            relative positions [1, H, S / BLOCK, BLOCK], or None.
         """
         stack, config = self.stack, self.config
         states = stack._embed(stack._embed_tokens(input_ids, None, None, None), position_ids)
         rotations = rotations_of(stack.rotary_emb, config, states, position_ids)
-        cos_sin = [each.contiguous() for kind in sorted(rotations) for each in rotations[kind]]
-        bias = position_bias(stack, slot, mask.shape[1])
-        return states, cos_sin, [] if bias is None else [bias]
+        rotations = {kind: tuple(each.contiguous() for each in own) for kind, own in rotations.items()}
+        return states, rotations, position_bias(stack, slot, mask.shape[1])
 
 
 class LayersPart(nn.Module):
     """Some layers of one type: states [B, 1, C] -> [B, 1, C]. They write the keys and values into their buffers.
 
     Args:
-        rotating: the layer types whose queries and keys rotate, in order.
         beams: rows of a source.
     """
 
-    def __init__(self, layers, config, rotating, beams: int = 1):
+    def __init__(self, layers, config, beams: int = 1):
         super().__init__()
-        self.config, self.layers, self.rotating = config, nn.ModuleList(layers), rotating
-        self.beams = beams
+        self.config, self.layers, self.beams = config, nn.ModuleList(layers), beams
 
-    def forward(self, states, mask, slot, cos_sin, bias, buffers, source_mask, sources):
+    def forward(self, states, mask, slot, rotations, bias, buffers, source_mask, sources):
         """Run the layers.
 
         Args:
             mask: bool [B, S / BLOCK, BLOCK], which slots of the buffers are seen; `slot` int64 [1], the new token's.
-            cos_sin: the tensors of rotary positions, as many for each of the types, or none.
+            rotations: of `FirstPart`.
             bias: [1, H, S / BLOCK, BLOCK] or None.
             buffers: keys and values [B, K, R, D] of one layer after the other; or what its convolution sees [B, D, W]
                 and its state, of a layer that keeps one.
@@ -141,8 +138,6 @@ class LayersPart(nn.Module):
                 each.narrow(0, 0, states.shape[0] // self.beams) for each in (source_mask, *sources)
             )
             source_mask = source_mask.expand(-1, -1, self.beams, -1)
-        each = len(cos_sin) // max(len(self.rotating), 1)
-        rotations = {kind: tuple(cos_sin[i * each : (i + 1) * each]) for i, kind in enumerate(self.rotating)}
         layer_inputs = LayerInputs({}, rotations, slot, source_mask)
         for index, layer in enumerate(self.layers):
             own = slice(2 * index, 2 * index + 2)
@@ -189,7 +184,6 @@ class LastPart(nn.Module):
 
     def __init__(self, model, stack):
         super().__init__()
-        self.config = model.config
         self.stack = _without(stack, *(name for name in stack._modules if name not in _AFTER_LAYERS))
         self.head = _without(model, model.base_model_prefix)
 
