@@ -125,7 +125,7 @@ class CompiledSteps:
 
     def __init__(self, model):
         self._model = model
-        self._functions: dict[tuple, StepFunctions | None] = {}
+        self._functions: dict[tuple, StepFunctions] = {}
         self._lock = threading.Lock()
 
     @functools.cached_property
@@ -153,7 +153,7 @@ class CompiledSteps:
 
     def kinds(self) -> list[tuple[int | None, int]] | None:
         """The kinds of batches, see `explain`, that there is code for; None before the first one."""
-        ready = [kind for kind, each in self._functions.items() if each is not None and not each.has_failed]
+        ready = [kind for kind, each in self._functions.items() if not each.has_failed]
         return ready if self._functions else None
 
     def functions_for(self, sources: int, beams: int) -> StepFunctions:
@@ -173,27 +173,23 @@ class CompiledSteps:
         # 4-bit weights have no other matmul than loops.
         is_few = sources == 1 or (rows <= MOST_ROWS and (beams == 1 or is_low))
         kind = (sources if is_few else None, beams)
-        if not self._has(kind):
-            with self._lock:
-                if not self._has(kind):  # a thread that waits for it may find them here
-                    self._functions[kind] = self._new_functions(*kind)
-        functions = self._functions[kind]
-        if functions is None or functions.has_failed:
+        with self._lock:
+            functions = self._functions.get(kind)
+            if functions is None or functions.dtype is not self._model.dtype:
+                functions = self._functions[kind] = self._new_functions(*kind)
+        if functions.has_failed:
             raise OtherLoop(NO_CODE)
         return functions
 
-    def _has(self, kind: tuple) -> bool:
-        functions = self._functions.get(kind)
-        return kind in self._functions and (functions is None or functions.dtype is self._model.dtype)
-
-    def _new_functions(self, sources: int | None, beams: int) -> StepFunctions | None:
+    def _new_functions(self, sources: int | None, beams: int) -> StepFunctions:
+        rows = None if sources is None else sources * beams
+        copied = StepLayers(None if (rows or 0) > MOST_ROWS else rows, self._model.dtype, self._ordered)
+        functions = StepFunctions(self._model, beams, rows, copied=copied, device="cpu")
         if not has_compiler():
             fix = "install g++ or clang++, or set CXX"
             logger.warning_once(f"found no C++ compiler, so the model runs uncompiled: {fix}.")
-            return None
-        rows = None if sources is None else sources * beams
-        copied = StepLayers(None if (rows or 0) > MOST_ROWS else rows, self._model.dtype, self._ordered)
-        return StepFunctions(self._model, beams, rows, copied=copied, device="cpu")
+            functions.has_failed = True
+        return functions
 
 
 class GPUStep(StepFunctions):
