@@ -3,7 +3,6 @@
 import copy
 import functools
 import pickle
-import sys
 import threading
 
 import pytest
@@ -31,7 +30,8 @@ from blockformer.engine.decoding import Decoding
 from blockformer.engine.graphs import room_for
 from blockformer.engine.runtime import AcceleratorRuntime
 from blockformer.engine.search import MOST_LATE
-from blockformer.engine.step import GPUStep
+from blockformer.engine.step import CapturedSteps
+from blockformer.engine.step_functions import StepFunctions
 
 DECODERS = {
     "qwen3": {"num_key_value_heads": 2},
@@ -84,7 +84,7 @@ def with_loop(model):
     for module in model.modules():
         if hasattr(module, "runtime"):
             module.runtime = AcceleratorRuntime()
-    model.runtime = AcceleratorRuntime(Decoding(model, "cpu", captured=GPUStep))
+    model.runtime = AcceleratorRuntime(Decoding(model, "cpu", CapturedSteps))
     return model
 
 
@@ -359,6 +359,20 @@ def test_a_cache_that_holds_something_else_goes_to_the_library(loop):
     ]
 
 
+def test_code_of_another_package_leaves_a_cache_to_the_library():
+    """Before the prompt is read into it."""
+    found = []
+    pair = make("qwen3")
+    for model in pair:
+        model.model.layers[0].mlp.up_proj.__class__ = type("Linear", (torch.nn.Linear,), {"__module__": "another"})
+        cache, given = DynamicCache(), {**prompts([6, 4]), "do_sample": False, "eos_token_id": None}
+        text = model.generate(**given, past_key_values=cache, max_new_tokens=8)
+        found.append((text.tolist(), cache.get_seq_length()))
+    assert found[0] == found[1]
+    reasons = pair[1].runtime.decoding.fallbacks.reasons
+    assert list(reasons) == ["the model contains code of another package: another.Linear"]
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", ["t5", "qwen3"])
 def test_a_prefix_that_the_library_s_loop_brings_in_is_read(name, beams, loop):
@@ -537,7 +551,9 @@ def test_alike_layers_are_compiled_once_with_joined_products(name, layers, monke
 
     in_aten = aot_autograd(fw_compiler=forward_of)
     monkeypatch.setattr(compiler, "_backend", lambda options, *given: in_aten(*given))
-    monkeypatch.setattr(sys.modules[__name__], "GPUStep", lambda model, is_compiled: step.GPUStep(model, True))
+    monkeypatch.setattr(
+        step, "StepFunctions", lambda *given, device, **named: StepFunctions(*given, device="cuda", **named)
+    )
     types = DECODERS[name].get("layer_types", ["full_attention"])
     pair = make(name, num_hidden_layers=6, layer_types=6 // len(types) * types)
     assert_as_library(pair, **prompts([5]), max_new_tokens=4, do_sample=False, eos_token_id=None)

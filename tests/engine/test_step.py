@@ -60,7 +60,7 @@ def text(model, rows=3, **settings):
 
 def kinds(model):
     """What was compiled: for how many sources, None for any number, and the beams of each."""
-    return set(model.runtime.decoding.compiled.kinds() or ())
+    return set(model.runtime.decoding.steps.kinds() or ())
 
 
 WAYS = [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"repetition_penalty": 1.3}]
@@ -417,7 +417,7 @@ def test_weights_that_change_or_move_are_seen():
         each.lm_head = torch.nn.Linear(32, 97, bias=False)
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
     assert kinds(quick) == {(None, 1)}
-    assert quick.runtime.decoding.compiled.bytes_of_copies() == 0
+    assert quick.runtime.decoding.steps.bytes_of_copies() == 0
     quick.prepare_for_training()
     assert type(quick.runtime) is TrainingRuntime
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
@@ -439,10 +439,10 @@ def test_a_copy_has_steps_of_its_own(untraced):
     plain, quick = pair()
     ids = token_ids(3, 9, vocab=97)
     for again in (quick, copy.deepcopy(quick), _pickled(quick)):
-        assert isinstance(again.runtime.decoding.compiled, CompiledSteps)
+        assert isinstance(again.runtime.decoding.steps, CompiledSteps)
         assert_close(one_more_token(again, ids), one_more_token(plain, ids))
         assert kinds(again) == {(3, 1)}
-        assert again.runtime.decoding.compiled._model is again
+        assert again.runtime.decoding.steps._model is again
     _write(quick)
     assert not torch.equal(one_more_token(quick, ids), one_more_token(again, ids))
 

@@ -22,7 +22,7 @@ from transformers.generation import (
 )
 
 from ..model.compat import CACHE
-from ..watched import Modules, is_watched
+from ..watched import Modules, is_watched, unknown_code
 from .attention import PreparedAttention, is_in_use
 from .choices import Fallbacks, OtherLoop, is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
@@ -53,20 +53,19 @@ class Decoding:
     Args:
         model: prepared, in evaluation mode and without gradients.
         device: the kind of device that it serves.
-        compiled: the class of the steps that a CPU compiles, `CompiledSteps`.
-        captured: the class of the step that a GPU captures, `GPUStep`; a CPU runs the same one as it is, for tests.
-            Without this and `compiled` a step is the model's own `forward`.
+        steps: what makes the functions of a step: `CompiledSteps` for a CPU, or `CapturedSteps` for a GPU, which a CPU
+            runs as they are, for tests. None: a step is the model's own `forward`.
     """
 
-    def __init__(self, model, device: str, compiled: Callable | None = None, captured: Callable | None = None):
-        self._arguments = (model, device, compiled, captured)
-        self._model, self._device, self._captured = model, device, captured
-        self.compiled: Any = None if compiled is None else compiled(model)
-        self.by_graphs, self._by_model = captured is not None, compiled is None and captured is None
-        self.fallbacks = Fallbacks(is_logged=not self._by_model)
+    def __init__(self, model, device: str, steps: Callable | None = None):
+        self._arguments = (model, device, steps)
+        self._model, self._device = model, device
+        self.steps: Any = None if steps is None else steps(model)
+        self.by_graphs = steps is not None and self.steps.by_graphs
+        self.fallbacks = Fallbacks(is_logged=steps is not None)
         self._lock = threading.Lock()
-        self._parts: Any = None
         self._watched: Modules | None = None
+        self._unknown: str | None = None
         self._free: list[Steps] = []
 
     def __reduce__(self):
@@ -77,10 +76,9 @@ class Decoding:
 
     def undo(self) -> None:
         """Take back what was done to the model's weights."""
-        with self._lock:
-            if self._parts is not None:
-                self._parts.undo()
-            self._parts, self._free = None, []
+        self._free = []
+        if self.by_graphs:
+            self.steps.undo()
 
     def write(self, model, input_ids, arguments: tuple, named: dict):
         """What the library's loop returns for prompts [B, T], or None for that loop, which has the same arguments."""
@@ -101,7 +99,7 @@ class Decoding:
                 self.fallbacks.note(problem)
             steps.end()
             with self._lock:
-                if steps.parts is self._parts and self.by_graphs:
+                if self.by_graphs and steps.parts is call.parts:
                     self._free = [*self._free[-_MOST_FREE + 1 :], steps]
 
     def _checked(self, model, input_ids, arguments, named) -> "Call":
@@ -127,8 +125,8 @@ class Decoding:
             if getattr(getattr(model, name), "__func__", None) is not getattr(GenerationMixin, name):
                 raise OtherLoop(f"{name} was replaced")
         call = Call(model, input_ids, named, self.by_graphs)
-        if not self._by_model:
-            self._check_steps(call)
+        if self.steps is not None:
+            self._find_steps(call)
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
         if call.watched is None and call.shares_source and call.runs_code:
@@ -141,8 +139,8 @@ class Decoding:
                 raise OtherLoop("beams begin with different texts")
         return call
 
-    def _check_steps(self, call: "Call") -> None:
-        """Have a call written by compiled steps, or on a CPU, where these cannot be used, by the model's own.
+    def _find_steps(self, call: "Call") -> None:
+        """Have a call written by functions, or on a CPU, where these cannot be used, by the model itself.
 
         Raises:
             OtherLoop: a GPU's cannot be used.
@@ -155,11 +153,13 @@ class Decoding:
                     # An encoder has read its source before.
                     encoder = call.model.get_encoder() if call.model.config.is_encoder_decoder else None
                     self._watched = Modules(call.model, without=encoder)
+                    self._unknown = unknown_code(call.model)
                 is_touched = not self._watched.are_untouched()
             if is_touched:
                 raise OtherLoop(_TOUCHED)
-            if self.compiled is not None:
-                self.compiled.functions_for(*call.kind)
+            if self._unknown is not None:
+                raise OtherLoop(f"the model contains code of another package: {self._unknown}")
+            call.parts = self.steps.functions_for(*call.kind)
             call.watched = self._watched
         except OtherLoop as reason:
             if self.by_graphs:
@@ -174,29 +174,15 @@ class Decoding:
     def _read(self, call: "Call"):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
-        if not self.by_graphs:
-            if call.watched is None:
-                parts: Any = call.by_model(call.kind[1])
-            else:
-                parts = self.compiled.functions_for(*call.kind)
-                self.compiled.refresh()
-            length = call.input_ids.shape[1]
-            room = room_for(min(length + length // 2, call.longest) + 1)
-            steps = Steps(parts, prompt, room, scores.shape[-1])
-            steps.begin(prompt, call.input_ids, call.ends, call.pad)
-            return steps, scores
-        room = room_for(call.longest + 1)
+        length = call.input_ids.shape[1]
+        longest = call.longest if self.by_graphs else min(length + length // 2, call.longest)
+        room = room_for(longest + 1)
         with self._lock:
-            if self._parts is not None and not self._parts.are_current():
-                self._parts.undo()
-                self._parts, self._free = None, []
-            if self._parts is None:
-                assert self._captured is not None
-                self._parts = self._captured(call.model, is_compiled=self._device != "cpu")
+            self._free = [steps for steps in self._free if steps.parts is call.parts]
             free = next((steps for steps in self._free if steps.fits(prompt, room)), None)
             if free is not None:
                 self._free.remove(free)
-        steps = free or Steps(self._parts, prompt, room, scores.shape[-1])
+        steps = free or Steps(call.parts, prompt, room, scores.shape[-1])
         steps.begin(prompt, call.input_ids, call.ends, call.pad)
         return steps, scores
 
@@ -209,7 +195,8 @@ class Call:
         problem: why the model itself has written a part of the text, or None.
         is_late: whether the host goes on before it knows a token.
         held: how many tokens the buffers hold.
-        watched: the modules that the steps were compiled of; None if a step is the model's own.
+        parts: what computes a step: functions, or the model itself.
+        watched: the modules that the functions were compiled of; None if a step is the model's own.
 
     Args:
         by_graphs: whether the steps are a GPU's.
@@ -225,6 +212,7 @@ class Call:
         self.streamer, self.beams = named.get("streamer"), beams_of(named)
         sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
         self.kind, self.shares_source = (len(input_ids) // sharing, sharing), sharing > 1
+        self.parts: Any = self.by_model(self.kind[1])
         self.longest = self.criteria.max_length or self.settings.max_length
         ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
@@ -257,8 +245,8 @@ class Call:
 
     def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
         """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
-        is_compiled = self.watched is not None and not isinstance(steps.parts, ModelStep)
-        if is_compiled and self.runs_code and not self.watched.are_untouched():
+        is_ours = self.watched is not None and steps.parts is self.parts
+        if is_ours and self.runs_code and not self.watched.are_untouched():
             self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
         try:
             steps.advance(length, greedy)

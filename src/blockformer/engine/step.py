@@ -25,13 +25,12 @@ from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
-from ..watched import is_bare, unknown_code
+from ..watched import is_bare
 from .attention import PreparedAttention, StepAttention
 from .choices import ONEDNN, OtherLoop, is_faster
-from .compiler import compiled, has_compiler
+from .compiler import has_compiler
 from .few_rows import MOST_ROWS, as_rows, computed_once, multiplied, rows_of
 from .linear import OrderedLinear, QuickLinear, by_onednn_in_a_graph, in_columns
-from .search import choose
 from .step_functions import NO_CODE, StepFunctions
 
 logger = logging.get_logger(__name__)
@@ -123,14 +122,12 @@ class CompiledSteps:
         model: a model that writes, in evaluation mode and without gradients.
     """
 
+    by_graphs = False
+
     def __init__(self, model):
         self._model = model
         self._functions: dict[tuple, StepFunctions] = {}
         self._lock = threading.Lock()
-
-    @functools.cached_property
-    def _unknown_code(self):
-        return unknown_code(self._model)
 
     @functools.cached_property
     def _ordered(self) -> dict[nn.Module, OrderedLinear]:
@@ -168,8 +165,6 @@ class CompiledSteps:
         is_low = bool(getattr(config, "linear_bits", None))
         if is_low and (rows > MOST_ROWS or self._model.dtype is torch.float64):
             raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write, or is in float64")
-        if self._unknown_code is not None:
-            raise OtherLoop(f"the model contains code of another package: {self._unknown_code}")
         # 4-bit weights have no other matmul than loops.
         is_few = sources == 1 or (rows <= MOST_ROWS and (beams == 1 or is_low))
         kind = (sources if is_few else None, beams)
@@ -179,6 +174,7 @@ class CompiledSteps:
                 functions = self._functions[kind] = self._new_functions(*kind)
         if functions.has_failed:
             raise OtherLoop(NO_CODE)
+        self.refresh()
         return functions
 
     def _new_functions(self, sources: int | None, beams: int) -> StepFunctions:
@@ -192,42 +188,54 @@ class CompiledSteps:
         return functions
 
 
-class GPUStep(StepFunctions):
-    """A step for a GPU, which captures it. A graph reads whole buffers, and a row for each beam.
+class CapturedSteps:
+    """The step of a model on a GPU, which captures it: one for every kind of batch, with joined matmuls.
 
     Args:
         model: a decoder with a language model head, or an encoder-decoder.
-        is_compiled: whether the parts are compiled; a CPU runs them as they are.
     """
 
-    def __init__(self, model, is_compiled: bool):
-        if (unknown := unknown_code(model)) is not None:
-            raise OtherLoop(f"the model contains code of another package: {unknown}")
-        stack = model.get_decoder()
-        if stack.passes > 1:
-            raise OtherLoop("layers share their weights")
-        self._joined = join(stack.layers)
-        in_place: dict[nn.Module, nn.Module] = {
-            layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
-        }
+    by_graphs = True
 
-        def copied(module: nn.Module) -> nn.Module:
-            return copy.copy(in_place.get(module, module))
+    def __init__(self, model):
+        self._model = model
+        self._functions: StepFunctions | None = None
+        self._joined: list[JoinedProduct] = []
+        self._captured_at: list[tuple[int, int]] = []
+        self._lock = threading.Lock()
 
-        device = "cuda" if is_compiled else None
-        super().__init__(model, copied=copied, device=device)
-        self.choose = choose if device is None else compiled(choose, device)
-        self._model, self.cut = model, []
-        self._captured_at = self._addresses()
+    def functions_for(self, sources: int, beams: int) -> StepFunctions:
+        """The parts of the step, made anew if a weight no longer lies where the graphs read it. A CPU runs them plain.
 
-    def are_current(self) -> bool:
-        """Whether every weight still lies where the graphs read it."""
-        return self._captured_at == self._addresses()
+        A graph reads whole buffers, and a row for each beam.
+        """
+        with self._lock:
+            if self._functions is None or self._captured_at != self._addresses():
+                self._take_apart()
+                stack = self._model.get_decoder()
+                self._joined = join(stack.layers)
+                in_place: dict[nn.Module, nn.Module] = {
+                    layer: part
+                    for product in self._joined
+                    for layer, part in zip(product.layers, product.parts(), strict=True)
+                }
+                device = None if self._model.device.type == "cpu" else "cuda"
+                self._functions = StepFunctions(
+                    self._model, copied=lambda module: copy.copy(in_place.get(module, module)), device=device
+                )
+                self._functions.cut = []
+                self._captured_at = self._addresses()
+            return self._functions
 
     def undo(self) -> None:
         """Take the joined products apart."""
+        with self._lock:
+            self._take_apart()
+
+    def _take_apart(self) -> None:
         for product in self._joined:
             product.undo()
+        self._functions, self._joined = None, []
 
     def _addresses(self) -> list[tuple[int, int]]:
         """Which tensors the weights are, and where; a quantized one, whose numbers are in other tensors, is at 0."""

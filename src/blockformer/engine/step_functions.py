@@ -86,7 +86,7 @@ class StepFunctions:
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
         self._keeps_state = [keeps_state(layer) for layer in stack.layers]
         self.is_ready, self.has_failed = device != "cpu", False
-        self.beams, self.dtype, self.choose, self._rows = beams, model.dtype, choose, rows
+        self.beams, self.dtype, self._rows = beams, model.dtype, rows
         self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
         cut = [self.windows[layer.layer_type] for layer in stack.layers]
         self.cut = cut if any(cut) else []
@@ -97,6 +97,7 @@ class StepFunctions:
         alike = {_structure(group): for_device(_run) for group in groups}
         self._run_layers = [alike[_structure(group)] for group in groups]
         self._run_first, self._run_last = for_device(_run), for_device(_run)
+        self.choose = choose if device == "cpu" else for_device(choose)
         self._log_sums = for_device(log_sums) if device == "cpu" else log_sums
 
     def slots_for(self, length: int) -> int:
