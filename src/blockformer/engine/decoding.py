@@ -63,7 +63,7 @@ class Decoding:
         self.steps: Any = None if steps is None else steps(model)
         self.by_graphs = steps is not None and self.steps.by_graphs
         self.fallbacks = Fallbacks(is_logged=steps is not None)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._watched: Modules | None = None
         self._unknown: str | None = None
         self._free: list[Steps] = []
@@ -76,9 +76,10 @@ class Decoding:
 
     def undo(self) -> None:
         """Take back what was done to the model's weights."""
-        self._free = []
-        if self.by_graphs:
-            self.steps.undo()
+        with self._lock:
+            self._free = []
+            if self.by_graphs:
+                self.steps.undo()
 
     def write(self, model, input_ids, arguments: tuple, named: dict):
         """What the library's loop returns for prompts [B, T], or None for that loop, which has the same arguments."""
@@ -154,13 +155,13 @@ class Decoding:
                     encoder = call.model.get_encoder() if call.model.config.is_encoder_decoder else None
                     self._watched = Modules(call.model, without=encoder)
                     self._unknown = unknown_code(call.model)
-                is_touched = not self._watched.are_untouched()
-            if is_touched:
-                raise OtherLoop(_TOUCHED)
-            if self._unknown is not None:
-                raise OtherLoop(f"the model contains code of another package: {self._unknown}")
-            call.parts = self.steps.functions_for(*call.kind)
-            call.watched = self._watched
+                if not self._watched.are_untouched():
+                    raise OtherLoop(_TOUCHED)
+                if self._unknown is not None:
+                    raise OtherLoop(f"the model contains code of another package: {self._unknown}")
+                if self.by_graphs and self.steps.has_moved():
+                    self.undo()
+                call.parts, call.watched = self.steps.functions_for(*call.kind), self._watched
         except OtherLoop as reason:
             if self.by_graphs:
                 raise

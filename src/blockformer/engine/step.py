@@ -8,7 +8,7 @@ n beams of a source; I inputs and O outputs of a linear layer, N tokens, k exper
 
 import copy
 import functools
-import threading
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -127,7 +127,6 @@ class CompiledSteps:
     def __init__(self, model):
         self._model = model
         self._functions: dict[tuple, StepFunctions] = {}
-        self._lock = threading.Lock()
 
     @functools.cached_property
     def _ordered(self) -> dict[nn.Module, OrderedLinear]:
@@ -168,10 +167,9 @@ class CompiledSteps:
         # 4-bit weights have no other matmul than loops.
         is_few = sources == 1 or (rows <= MOST_ROWS and (beams == 1 or is_low))
         kind = (sources if is_few else None, beams)
-        with self._lock:
-            functions = self._functions.get(kind)
-            if functions is None or functions.dtype is not self._model.dtype:
-                functions = self._functions[kind] = self._new_functions(*kind)
+        functions = self._functions.get(kind)
+        if functions is None or functions.dtype is not self._model.dtype:
+            functions = self._functions[kind] = self._new_functions(*kind)
         if functions.has_failed:
             raise OtherLoop(NO_CODE)
         self.refresh()
@@ -200,88 +198,39 @@ class CapturedSteps:
     def __init__(self, model):
         self._model = model
         self._functions: StepFunctions | None = None
-        self._joined: list[JoinedProduct] = []
+        self._joined: dict[nn.Module, nn.Module] = {}
         self._captured_at: list[tuple[int, int]] = []
-        self._lock = threading.Lock()
 
     def functions_for(self, sources: int, beams: int) -> StepFunctions:
-        """The parts of the step, made anew if a weight no longer lies where the graphs read it. A CPU runs them plain.
+        """The parts of the step, for any batch. A graph reads whole buffers, and a row for each beam."""
+        if self._functions is None:
+            self._joined = joined = join(self._model.get_decoder().layers)
 
-        A graph reads whole buffers, and a row for each beam.
-        """
-        with self._lock:
-            if self._functions is None or self._captured_at != self._addresses():
-                self._take_apart()
-                stack = self._model.get_decoder()
-                self._joined = join(stack.layers)
-                in_place: dict[nn.Module, nn.Module] = {
-                    layer: part
-                    for product in self._joined
-                    for layer, part in zip(product.layers, product.parts(), strict=True)
-                }
-                device = None if self._model.device.type == "cpu" else "cuda"
-                self._functions = StepFunctions(
-                    self._model, copied=lambda module: copy.copy(in_place.get(module, module)), device=device
-                )
-                self._functions.cut = []
-                self._captured_at = self._addresses()
-            return self._functions
+            def copied(module: nn.Module) -> nn.Module:
+                return copy.copy(joined.get(module, module))
 
+            device = None if self._model.device.type == "cpu" else "cuda"  # a CPU runs them as they are
+            self._functions = StepFunctions(self._model, copied=copied, device=device)
+            self._functions.cut = []
+            self._captured_at = self._addresses()
+        return self._functions
+
+    def has_moved(self) -> bool:
+        """Whether a weight no longer lies where the graphs read it."""
+        return self._functions is not None and self._captured_at != self._addresses()
+
+    @torch.no_grad()
     def undo(self) -> None:
-        """Take the joined products apart."""
-        with self._lock:
-            self._take_apart()
-
-    def _take_apart(self) -> None:
-        for product in self._joined:
-            product.undo()
-        self._functions, self._joined = None, []
+        """Give each joined layer its own memory again."""
+        for layer in self._joined:
+            for tensor in layer.parameters(recurse=False):
+                tensor.data = tensor.data.clone()
+        self._functions, self._joined = None, {}
 
     def _addresses(self) -> list[tuple[int, int]]:
         """Which tensors the weights are, and where; a quantized one, whose numbers are in other tensors, is at 0."""
         tensors = (*self._model.parameters(), *self._model.buffers())
         return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
-
-
-class JoinedProduct:
-    """Linear layers that read the same states as one matrix: queries, keys and values; gate and up.
-
-    The plain weights become views of the joined matrix. So nothing is held twice, a state dict stays as it is, and what
-    writes to a plain weight writes to the joined one.
-
-    Args:
-        layers: plain layers of as many inputs, each with a bias or none of them.
-    """
-
-    def __init__(self, layers: list[nn.Linear]):
-        self.layers = layers
-        self.weight = self._joined([layer.weight for layer in layers])
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        self.bias = self._joined(biases) if biases else None
-
-    @staticmethod
-    @torch.no_grad()
-    def _joined(tensors) -> nn.Parameter:
-        """One tensor of these, which become views of it."""
-        with torch.inference_mode(False):
-            whole = torch.cat([tensor.detach() for tensor in tensors])
-            for tensor, part in zip(tensors, whole.split([len(tensor) for tensor in tensors]), strict=True):
-                tensor.data = part
-        return nn.Parameter(whole, requires_grad=False)
-
-    def parts(self) -> list[nn.Module]:
-        """A module in place of each layer."""
-        ends = torch.tensor([layer.out_features for layer in self.layers]).cumsum(0).tolist()
-        starts = [0, *ends[:-1]]
-        return [PartOfProduct(self.weight, self.bias, start, end) for start, end in zip(starts, ends, strict=True)]
-
-    @torch.no_grad()
-    def undo(self) -> None:
-        """Give each layer its own memory again."""
-        for layer in self.layers:
-            for tensor in (layer.weight, layer.bias):
-                if tensor is not None:
-                    tensor.data = tensor.data.clone()
 
 
 class PartOfProduct(nn.Module):
@@ -299,15 +248,38 @@ class PartOfProduct(nn.Module):
         return F.linear(states, self.weight, self.bias)[..., self.start : self.end]
 
 
-def join(module: nn.Module) -> list[JoinedProduct]:
-    """Join what can be in a module: the joined products, in the order of the modules that hold them."""
-    joined = []
+def join(module: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Join linear layers that read the same states into one matrix: queries, keys and values; gate and up.
+
+    The plain weights become views of the joined matrix. So nothing is held twice, a state dict stays as it is, and what
+    writes to a plain weight writes to the joined one.
+
+    Returns:
+        Each layer that is joined, and the part of the product that takes its place.
+    """
+    parts: dict[nn.Module, nn.Module] = {}
     for parent in module.modules():
         for names in _GROUPS:
-            layers = [parent._modules.get(name) for name in names]
-            if _can_join(layers):
-                joined.append(JoinedProduct(layers))  # type: ignore[arg-type]
-    return joined
+            layers: list[Any] = [parent._modules.get(name) for name in names]
+            if not _can_join(layers):
+                continue
+            weight = _in_one([layer.weight for layer in layers])
+            biases = [layer.bias for layer in layers if layer.bias is not None]
+            bias = _in_one(biases) if biases else None
+            ends = itertools.accumulate(layer.out_features for layer in layers)
+            for layer, end in zip(layers, ends, strict=True):
+                parts[layer] = PartOfProduct(weight, bias, end - layer.out_features, end)
+    return parts
+
+
+@torch.no_grad()
+def _in_one(tensors) -> nn.Parameter:
+    """One tensor of these, which become views of it."""
+    with torch.inference_mode(False):
+        whole = torch.cat([tensor.detach() for tensor in tensors])
+        for tensor, part in zip(tensors, whole.split([len(tensor) for tensor in tensors]), strict=True):
+            tensor.data = part
+    return nn.Parameter(whole, requires_grad=False)
 
 
 def _can_join(layers: list) -> bool:
