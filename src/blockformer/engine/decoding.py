@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import (
     EosTokenCriteria,
     GenerateDecoderOnlyOutput,
@@ -27,7 +27,7 @@ from .attention import PreparedAttention, is_in_use
 from .choices import Fallbacks, OtherLoop, is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
 from .search import BeamSearch, Sampling
-from .step_parts import has_state, held_by, keeps_state
+from .step_parts import has_state, held_by
 
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 _MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that write at once
@@ -207,7 +207,7 @@ class Call:
         self.model, self.input_ids, self._named = model, input_ids, named
         self.watched: Modules | None = None
         self.problem: str | None = None
-        self._by_graphs, self.held = by_graphs, input_ids.shape[1]
+        self.held = input_ids.shape[1]
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
         self.streamer, self.beams = named.get("streamer"), beams_of(named)
@@ -229,12 +229,6 @@ class Call:
         self._past = 0
         if self.cache is not None:
             self._past = tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late=by_graphs)
-
-    def _fresh(self, cache):
-        """On a CPU the model's own, of which windows need less memory."""
-        if not self._by_graphs:
-            cache = self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
-        return cache
 
     def by_model(self, beams: int = 1) -> "ModelStep":
         """Steps by the model's `forward`, with so many beams that share a source."""
@@ -271,12 +265,12 @@ class Call:
 
     def read(self):
         """The prompt in a cache of the library's, and float32 scores [B, V] of the next token."""
-        named, config = self._named, self.model.config
+        named, stack = self._named, self.model.get_decoder()
         mask = named.get("attention_mask")
         rows, length = self.input_ids.shape
         first = slice(None, None, self.beams)  # a prompt is read once for all of its beams
-        if config.is_encoder_decoder:
-            cache = self._fresh(EncoderDecoderCache(DynamicCache(), DynamicCache()))
+        if self.model.config.is_encoder_decoder:
+            cache = stack.new_cache(for_cross_attention=True)
             output = self.model(
                 encoder_outputs=(named["encoder_outputs"][0][first],), decoder_input_ids=self.input_ids[first],
                 attention_mask=None if mask is None else mask[first],
@@ -287,10 +281,7 @@ class Call:
             source_mask = None if mask is None else mask != 0
             prompt = Prompt(cache.self_attention_cache, visible, positions, cache.cross_attention_cache, source_mask)
         else:
-            keeps = any(map(keeps_state, self.model.get_decoder().layers))
-            cache = self.cache
-            if cache is None:
-                cache = self._fresh(DynamicCache(config=config) if keeps else DynamicCache())
+            cache = stack.new_cache() if self.cache is None else self.cache
             positions = named.get("position_ids")
             if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
                 raise OtherLoop("the attention mask is not [batch, length]")
@@ -303,7 +294,7 @@ class Call:
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
         logits = output.logits[:, -1].to(copy=True, dtype=torch.float32).repeat_interleave(self.beams, 0)
-        is_whole = self.watched is None or len(prompt.layers) == len(self.model.get_decoder().layers)
+        is_whole = self.watched is None or len(prompt.layers) == len(stack.layers)
         if logits.shape[0] != rows or not is_whole:
             raise OtherLoop("the cache does not hold this model's keys and values")
         return prompt, logits

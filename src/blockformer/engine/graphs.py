@@ -114,11 +114,11 @@ class Steps:
         length = prompt.visible.shape[1]
         for pair, layer, keeps in zip(self.buffers, prompt.layers, self.has_state, strict=True):
             for buffer, states in zip(pair, held_by(layer), strict=True):
+                if not self._is_fresh and not keeps:
+                    buffer.zero_()  # what is hidden is multiplied by 0, which NaN survives
                 of_rows = buffer.unflatten(0, (len(states), -1))
                 # A layer with a window may hold the end of a prompt only.
                 (of_rows if keeps else of_rows[..., length - states.shape[2] : length, :])[:] = states[:, None]
-                if not self._is_fresh and not keeps:
-                    buffer[:, :, length:].zero_()  # what is hidden is multiplied by 0, which NaN survives
         if prompt.cross is not None:
             source_length = held_by(prompt.cross.layers[0])[0].shape[2]
             for pair, layer in zip(self.sources, prompt.cross.layers, strict=True):
