@@ -467,6 +467,18 @@ def test_hooks_of_a_prepared_model_see_what_they_see_in_the_library_s_loop(name)
     assert not model.runtime.decoding.fallbacks.reasons
 
 
+def test_logits_that_a_hook_keeps_stay_as_they_are():
+    """A processor forbids tokens in a copy of them."""
+    found = []
+    for model in (make("qwen3")[0], make("qwen3")[0].prepare_for_inference()):
+        kept: list = []
+        model.lm_head.register_forward_hook(lambda head, given, logits, kept=kept: kept.append(logits[:, -1]))
+        given = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "eos_token_id": [*range(2, 60)]}
+        model.generate(**prompts([6, 4]), **given)
+        found.append(torch.stack(kept))
+    assert_close(found[1], found[0])
+
+
 def test_a_changed_weight_is_seen(loop):
     plain, quick = make("qwen3", num_hidden_layers=3)
     settings = {**prompts([7, 3]), "max_new_tokens": 16, "do_sample": False}

@@ -73,10 +73,12 @@ class Sampling:
         if length > call.input_ids.shape[1]:
             assert steps.logits is not None
             self._scores = steps.logits[:, -1]
+        text = steps.output[:, :length]
+        scores = self._scores.to(copy=True, dtype=torch.float32)  # a hook may have kept the logits
         if only_forbid(call.processors, length) and length > call.input_ids.shape[1]:
-            scores = without_forbidden(self._scores.float(), steps.output[:, :length], call.processors)
+            scores = without_forbidden(scores, text, call.processors)
         else:
-            scores = call.processors(steps.output[:, :length], self._scores.to(copy=True, dtype=torch.float32))
+            scores = call.processors(text, scores)
         if call.settings.do_sample:
             self._random.append(_get_random(steps.ids.device))
             token = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
