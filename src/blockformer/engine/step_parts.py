@@ -25,7 +25,7 @@ _AFTER_LAYERS = ("norm", "final_projection")
 class _Buffers(Cache):
     """A layer's keys and values in buffers [B, K, R, D], of which the new token's slot is `slot`."""
 
-    def __init__(self, slot, length, buffers=()):
+    def __init__(self, slot, length, buffers):
         super().__init__(layers=[])
         self.slot, self.length, self.buffers = slot, length, buffers
 
@@ -70,12 +70,11 @@ class _Source:
 
 
 class _Caches(EncoderDecoderCache):
-    """A layer's buffers, and its keys and values of the encoder's states, which are there already."""
+    """The buffers of a layer, whose index is 0, and its keys and values of the encoder's states, which are there."""
 
-    def __init__(self, own, keys, values, layer_idx):
-        self.self_attention_cache, self.cross_attention_cache = own, Cache(layers=[])
-        self.cross_attention_cache.layers = {layer_idx: _Source(keys, values)}
-        self.is_updated = {layer_idx: True}
+    def __init__(self, own, keys, values):
+        self.self_attention_cache, self.cross_attention_cache = own, Cache(layers=[_Source(keys, values)])
+        self.is_updated = {0: True}
 
 
 class FirstPart(nn.Module):
@@ -145,8 +144,7 @@ class LayersPart(nn.Module):
             if keeps_state(layer):
                 cache, mask = Cache(layers=[State(buffers[own])]), None  # the new token is not padding
             if source_mask is not None:
-                keys, values = sources[own]
-                cache = _Caches(cache, keys, values, layer.layer_idx)
+                cache = _Caches(cache, *sources[own])
             states = _cut(states) if index else states
             source = None if source_mask is None else states  # any tensor: its keys and values are cached
             states = layer.forward(states, source, mask, layer_inputs=layer_inputs, past_key_values=cache)
