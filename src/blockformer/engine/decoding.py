@@ -130,7 +130,7 @@ class Decoding:
             self._find_steps(call)
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
-        if call.watched is None and call.shares_source and call.runs_code:
+        if call.watched is None and call.kind[1] > 1 and call.runs_code:
             raise OtherLoop("beams share a source, and code of the caller's might change the model")
         if call.beams > 1 and call.own_criteria:
             raise OtherLoop(f"{type(call.own_criteria[0]).__name__} is given")
@@ -192,6 +192,7 @@ class Call:
     """A call of `generate`: what is to be read, and how tokens are chosen.
 
     Attributes:
+        kind: how many sources, and how many beams of each share it: see `CompiledSteps`.
         cache: the library's that the caller sees afterwards, or None.
         problem: why the model itself has written a part of the text, or None.
         is_late: whether the host goes on before it knows a token.
@@ -212,7 +213,7 @@ class Call:
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
         self.streamer, self.beams = named.get("streamer"), beams_of(named)
         sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
-        self.kind, self.shares_source = (len(input_ids) // sharing, sharing), sharing > 1
+        self.kind = (len(input_ids) // sharing, sharing)
         self.parts: Any = self.by_model(self.kind[1])
         self.longest = self.criteria.max_length or self.settings.max_length
         ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
@@ -330,7 +331,7 @@ def seen_cache(named: dict):
     is_fresh = getattr(cache, "is_of_generate", False) and not cache.get_seq_length()  # no earlier call returned it
     if cache is None or (is_fresh and not is_returned):
         return None
-    if type(cache) is not DynamicCache or cache.offloading or (getattr(settings, "num_beams", None) or 1) > 1:
+    if type(cache) is not DynamicCache or cache.offloading or beams_of(named) > 1:
         raise OtherLoop("return_dict_in_generate is given" if is_returned else f"a {type(cache).__name__} is given")
     return cache
 
