@@ -196,6 +196,35 @@ def test_a_criterion_of_the_caller_s_is_asked_as_often_as_by_the_library(loop):
     assert torch.equal(*texts)
 
 
+def test_a_criterion_of_the_caller_s_may_have_end_tokens_in_a_form_of_its_own(loop):
+    """The library pads rows that have ended if a criterion has an attribute of that name."""
+
+    class Below(StoppingCriteria):
+        eos_token_id = 30
+
+        def __call__(self, input_ids, scores, **kwargs):
+            return input_ids[:, -1] < self.eos_token_id
+
+    given = {"stopping_criteria": StoppingCriteriaList([Below()]), "pad_token_id": 0, "max_new_tokens": 24}
+    for ends in (None, [*range(40, 60)]):
+        assert_as_library(make("qwen3"), **prompts([8, 5, 7]), **given, eos_token_id=ends)
+
+
+class Plain:
+    """A processor without attributes."""
+
+    __slots__ = ()
+
+    def __call__(self, input_ids, scores):
+        return -scores
+
+
+def test_a_processor_needs_no_dict_of_attributes(loop):
+    assert_as_library(
+        make("qwen3"), **prompts([8, 5]), logits_processor=LogitsProcessorList([Plain()]), max_new_tokens=9
+    )
+
+
 class Steers(LogitsProcessor):
     """Adds something to a layer's states between the third and the sixth new token."""
 

@@ -197,6 +197,7 @@ class Call:
         problem: why the model itself has written a part of the text, or None.
         is_late: whether the host goes on before it knows a token.
         held: how many tokens the buffers hold.
+        pads_ended: whether a row that has ended gets padding, by the library's sign that a criterion knows end tokens.
         parts: what computes a step: functions, or the model itself.
         watched: the modules that the functions were compiled of; None if a step is the model's own.
 
@@ -216,8 +217,9 @@ class Call:
         self.kind = (len(input_ids) // sharing, sharing)
         self.parts: Any = self.by_model(self.kind[1])
         self.longest = self.criteria.max_length or self.settings.max_length
-        ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
+        ends = [each.eos_token_id for each in self.criteria if isinstance(each, EosTokenCriteria)]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
+        self.pads_ended = any(hasattr(each, "eos_token_id") for each in self.criteria)
         pad = self.settings._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
         self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
@@ -305,8 +307,10 @@ def _may_be_own(part) -> bool:
     """Whether a processor, a criterion or a streamer runs code from outside of the library, its own or one it holds."""
     if part is None:
         return False
+    if type(part).__module__.partition(".")[0] != "transformers":
+        return True
     held = (each for each in vars(part).values() if not isinstance(each, PreTrainedTokenizerBase))
-    return type(part).__module__.partition(".")[0] != "transformers" or any(map(callable, held))
+    return any(map(callable, held))
 
 
 def are_equal(rows, beams: int) -> bool:

@@ -84,7 +84,7 @@ class Sampling:
             token = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
         else:
             token = scores.argmax(-1)
-        token = torch.where(steps.unfinished, token, steps.pad) if call.ends else token
+        token = torch.where(steps.unfinished, token, steps.pad) if call.pads_ended else token
         steps.count += steps.unfinished.any()
         steps.output[:, length] = token
         steps.ids.copy_(token[:, None])
