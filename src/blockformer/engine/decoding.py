@@ -96,8 +96,8 @@ class Decoding:
             call.fill(steps, call.held)
             raise
         finally:
-            for problem in filter(None, (call.problem, steps.problem)):
-                self.fallbacks.note(problem)
+            if steps.problem is not None:
+                self.fallbacks.note(steps.problem)
             steps.end()
             with self._lock:
                 if self.by_graphs and steps.parts is call.parts:
@@ -194,8 +194,8 @@ class Call:
     Attributes:
         kind: how many sources, and how many beams of each share it: see `CompiledSteps`.
         cache: the library's that the caller sees afterwards, or None.
-        problem: why the model itself has written a part of the text, or None.
         is_late: whether the host goes on before it knows a token.
+        is_greedy: whether the step itself chooses the token.
         held: how many tokens the buffers hold.
         pads_ended: whether a row that has ended gets padding, by the library's sign that a criterion knows end tokens.
         parts: what computes a step: functions, or the model itself.
@@ -208,7 +208,6 @@ class Call:
     def __init__(self, model, input_ids, named: dict, by_graphs: bool):
         self.model, self.input_ids, self._named = model, input_ids, named
         self.watched: Modules | None = None
-        self.problem: str | None = None
         self.held = input_ids.shape[1]
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
@@ -226,7 +225,8 @@ class Call:
         self.runs_code = any(map(_may_be_own, (*self.processors, *self.criteria, self.streamer)))
         # What a streamer of the caller's does to a model counts from the next token on.
         self.is_late = by_graphs and not _may_be_own(self.streamer)
-        self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
+        is_plain = not self.settings.do_sample and not self.processors and not self.own_criteria
+        self.is_greedy = self.beams == 1 and is_plain
         self._has_dict = getattr(self.settings, "return_dict_in_generate", False)
         self.cache = seen_cache(named)
         self._past = 0
@@ -241,20 +241,20 @@ class Call:
         can_share = all(isinstance(layer.cross_attn, PreparedAttention) for layer in self.model.get_decoder().layers)
         return ModelStep(self.model, source, beams if can_share else 1)
 
-    def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
+    def advance(self, steps: Steps, length: int) -> None:
         """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
         is_ours = self.watched is not None and steps.parts is self.parts
         if is_ours and self.runs_code and not self.watched.are_untouched():
             self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
         try:
-            steps.advance(length, greedy)
+            steps.advance(length, self.is_greedy)
         except OtherLoop as reason:
             self._go_on_plainly(steps, str(reason))
-            steps.advance(length, greedy)
+            steps.advance(length, self.is_greedy)
         self.held = length
 
     def _go_on_plainly(self, steps: Steps, problem: str) -> None:
-        self.problem, steps.parts = problem, self.by_model()
+        steps.problem, steps.parts = problem, self.by_model()
 
     def fill(self, steps: Steps, length: int) -> None:
         """Have the caller's cache, if there is one, hold so many tokens of the text."""

@@ -55,7 +55,7 @@ class Steps:
 
     Attributes:
         logits: [B, 1, V], what `advance` has computed.
-        problem: why a step could not be captured, so that it is launched piece by piece; None if each could.
+        problem: why steps are not captured but launched piece by piece, or the model itself has gone on; else None.
         buffers: of each layer keys and values [B, K, R, D], or what its convolution sees and its state (`has_state`).
         windows: how many tokens a layer of the library's cache holds, or None.
 

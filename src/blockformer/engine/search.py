@@ -52,7 +52,7 @@ class Sampling:
         start = call.input_ids.shape[1]
         for length in range(start, call.longest):
             if length > start:
-                call.advance(steps, length, call.is_greedy)
+                call.advance(steps, length)
             if length == start or not call.is_greedy:
                 self._choose(length)
             if self._is_over(length - start):
