@@ -225,6 +225,24 @@ def test_a_processor_needs_no_dict_of_attributes(loop):
     )
 
 
+def test_processors_and_criteria_get_tokens_in_one_piece(loop):
+    """They may call `view`, as with the library."""
+
+    class Fewer(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return scores.index_fill(1, input_ids.view(-1), -9.0)
+
+    class AtTwelve(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((len(input_ids),), len(input_ids.view(-1)) >= 12 * len(input_ids))
+
+    given = {
+        "logits_processor": LogitsProcessorList([Fewer()]),
+        "stopping_criteria": StoppingCriteriaList([AtTwelve()]),
+    }
+    assert assert_as_library(make("qwen3"), **prompts([8, 5]), **given, max_new_tokens=9).shape == (2, 12)
+
+
 class Steers(LogitsProcessor):
     """Adds something to a layer's states between the third and the sixth new token."""
 

@@ -73,7 +73,7 @@ class Sampling:
         if length > call.input_ids.shape[1]:
             assert steps.logits is not None
             self._scores = steps.logits[:, -1]
-        text = steps.output[:, :length]
+        text = steps.output[:, :length].contiguous()
         scores = self._scores.to(copy=True, dtype=torch.float32)  # a hook may have kept the logits
         if only_forbid(call.processors, length) and length > call.input_ids.shape[1]:
             scores = without_forbidden(scores, text, call.processors)
@@ -88,7 +88,7 @@ class Sampling:
         steps.count += steps.unfinished.any()
         steps.output[:, length] = token
         steps.ids.copy_(token[:, None])
-        steps.unfinished &= ~call.criteria(steps.output[:, : length + 1], None)
+        steps.unfinished &= ~call.criteria(steps.output[:, : length + 1].contiguous(), None)
 
     def _is_over(self, number: int) -> bool:
         """Whether the text is known to have ended, after this many tokens and one more."""
