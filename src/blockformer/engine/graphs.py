@@ -11,7 +11,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from .few_rows import BLOCK
-from .search import choose, log_sums
+from .search import choose
 from .step_parts import State, has_state, held_by
 
 _LEAST_ROOM = 128  # slots, by hand: a text of a hundred tokens needs one graph
@@ -296,7 +296,7 @@ class ModelStep:
 
     def __init__(self, model, source: dict, beams: int = 1):
         self._model, self._source, self.beams = model, source, beams
-        self.choose, self.log_sums = choose, log_sums
+        self.choose = choose
         self._cache: DynamicCache | EncoderDecoderCache | None = None
 
     def logits(self, steps, seen: int):

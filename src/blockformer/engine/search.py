@@ -189,7 +189,7 @@ class BeamSearch:
         call, logits = self._call, self._logits
         if length == self._start or not only_forbid(call.processors, length):
             return self._processed()
-        subtracted = self._steps.parts.log_sums(logits)
+        subtracted = logits.logsumexp(-1, keepdim=True)  # by log_softmax
         logits = without_forbidden(logits, self._text.flatten(0, 1), call.processors)
         values, tokens = _largest(logits, min(self._candidate_count, logits.shape[1]))
         scores = (values - subtracted).unflatten(0, (-1, call.beams)) + self._running[:, :, None]
@@ -341,8 +341,3 @@ def choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
     unfinished.logical_and_(~is_end[token])
     state_ids.copy_(token[:, None])
     output.index_copy_(1, slot + 1, token[:, None])
-
-
-def log_sums(logits):
-    """What `log_softmax` subtracts from logits [B, V], float32 [B, 1]."""
-    return logits.float().logsumexp(-1, keepdim=True)

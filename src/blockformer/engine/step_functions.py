@@ -19,7 +19,7 @@ from transformers.utils import logging
 from .choices import OtherLoop
 from .compiler import compiled, is_of_compiler, progress
 from .few_rows import BLOCK
-from .search import choose, log_sums
+from .search import choose
 from .step_parts import FirstPart, LastPart, LayersPart, keeps_state
 
 logger = logging.get_logger(__name__)
@@ -98,7 +98,6 @@ class StepFunctions:
         self._run_layers = [alike[_structure(group)] for group in groups]
         self._run_first, self._run_last = for_device(_run), for_device(_run)
         self.choose = choose if device == "cpu" else for_device(choose)
-        self._log_sums = for_device(log_sums) if device == "cpu" else log_sums
 
     def slots_for(self, length: int) -> int:
         """How many slots a step of so many tokens sees on a CPU: whole blocks, and at least two of them.
@@ -189,11 +188,6 @@ class StepFunctions:
             self.has_failed = True
             raise OtherLoop(NO_CODE) from error
         self.is_ready = True
-
-    def log_sums(self, logits):
-        """What `log_softmax` subtracts from logits [B, V], float32 [B, 1], without writing as many numbers."""
-        self._vary(logits)
-        return self._log_sums(logits)
 
     def _vary(self, tensor, dim: int | None = None) -> None:
         """Tell the compiler that a dimension of a tensor varies, and so does the number of rows, unless it is fixed."""
