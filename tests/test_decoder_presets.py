@@ -18,7 +18,6 @@ from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine.graphs import Prompt, Steps, room_for
 from blockformer.engine.step import StepLayers, uncompiled_field
 from blockformer.engine.step_functions import StepFunctions
-from blockformer.engine.step_parts import WRITTEN
 from blockformer.training import chunked_loss
 
 WITHOUT_MLP_WIDTH = {name: value for name, value in STRONG.items() if name != "intermediate_size"}
@@ -121,7 +120,7 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name):
     model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
     functions = StepFunctions(model, rows=3, copied=StepLayers(3, model.dtype, {}))
     prompt = Prompt(cache, mask[:, :-1].bool(), (mask.sum(-1, keepdim=True) - 1).clamp(min=0))
-    steps = Steps(functions, prompt, room_for(LENGTH + WRITTEN), 97)
+    steps = Steps(functions, prompt, room_for(LENGTH + 1), 97)
     steps.begin(prompt, ids[:, :-1], [], 0)
     steps.ids.copy_(ids[:, -1:])
     steps.advance(LENGTH, greedy=False)

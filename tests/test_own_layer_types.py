@@ -414,7 +414,7 @@ def test_a_step_is_left_uncompiled():
     text = model.generate(ids, **GREEDY)
     blockformer.prepare_for_inference(model, compile=True)
     assert torch.equal(model.generate(ids, **GREEDY), text)
-    assert not model.runtime.decoding.compiled._functions
+    assert not model.runtime.decoding.steps._functions
     assert "GatedRecurrence" in str(blockformer.explain(model))
 
 

@@ -319,7 +319,7 @@ def test_steps_run_uncompiled_and_write_the_same_text(settings):
     text = model.generate(ids, **whole)
     blockformer.prepare_for_inference(model, compile=True)
     assert torch.equal(model.generate(ids, **whole), text)
-    assert not model.runtime.decoding.compiled._functions
+    assert not model.runtime.decoding.steps._functions
 
 
 # A bias counts as a term of the scores wherever that matters.

@@ -78,7 +78,7 @@ def test_a_cpu_searches_by_its_compiled_steps(name, searches, untraced):
         assert_as_library((plain, quick), searches, **prompts(lengths), **SETTINGS[way])
     assert not quick.runtime.decoding.fallbacks.reasons
     shared = 4 if plain.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
-    assert {beams for _, beams in quick.runtime.decoding.compiled._functions} == {shared}
+    assert {beams for _, beams in quick.runtime.decoding.steps._functions} == {shared}
     with torch.inference_mode():
         given = {**prompts([5, 3]), "num_beams": 4, "max_new_tokens": 9, "do_sample": False}
         assert torch.equal(quick.generate(**given), plain.generate(**given))

@@ -3,7 +3,6 @@
 import copy
 import functools
 import pickle
-import sys
 import threading
 
 import pytest
@@ -32,7 +31,8 @@ from blockformer.engine.decoding import Decoding
 from blockformer.engine.graphs import room_for
 from blockformer.engine.runtime import AcceleratorRuntime
 from blockformer.engine.search import MOST_LATE
-from blockformer.engine.step import GPUStep
+from blockformer.engine.step import CapturedSteps
+from blockformer.engine.step_functions import StepFunctions
 
 DECODERS = {
     "qwen3": {"num_key_value_heads": 2},
@@ -85,7 +85,7 @@ def with_loop(model):
     for module in model.modules():
         if hasattr(module, "runtime"):
             module.runtime = AcceleratorRuntime()
-    model.runtime.decoding = Decoding(model, "cpu", captured=GPUStep)
+    model.runtime.decoding = Decoding(model, "cpu", CapturedSteps)
     return model
 
 
@@ -221,6 +221,35 @@ def test_what_the_caller_s_code_gets_is_its_own(lengths, loop):
         kept.append([each.tolist() for each in processor.texts + criterion.texts])
     assert kept[0] == kept[1]
     assert not model.runtime.decoding.fallbacks.reasons
+
+
+def test_a_criterion_of_the_caller_s_may_have_end_tokens_in_a_form_of_its_own(loop):
+    """The library pads rows that have ended if a criterion has an attribute of that name."""
+
+    class Below(StoppingCriteria):
+        eos_token_id = 30
+
+        def __call__(self, input_ids, scores, **kwargs):
+            return input_ids[:, -1] < self.eos_token_id
+
+    given = {"stopping_criteria": StoppingCriteriaList([Below()]), "pad_token_id": 0, "max_new_tokens": 24}
+    for ends in (None, [*range(40, 60)]):
+        assert_as_library(make("qwen3"), **prompts([8, 5, 7]), **given, eos_token_id=ends)
+
+
+class Plain:
+    """A processor without attributes."""
+
+    __slots__ = ()
+
+    def __call__(self, input_ids, scores):
+        return -scores
+
+
+def test_a_processor_needs_no_dict_of_attributes(loop):
+    assert_as_library(
+        make("qwen3"), **prompts([8, 5]), logits_processor=LogitsProcessorList([Plain()]), max_new_tokens=9
+    )
 
 
 class Steers(LogitsProcessor):
@@ -409,6 +438,20 @@ def test_a_cache_that_holds_something_else_goes_to_the_library(loop):
     ]
 
 
+def test_code_of_another_package_leaves_a_cache_to_the_library():
+    """Before the prompt is read into it."""
+    found = []
+    pair = make("qwen3")
+    for model in pair:
+        model.model.layers[0].mlp.up_proj.__class__ = type("Linear", (torch.nn.Linear,), {"__module__": "another"})
+        cache, given = DynamicCache(), {**prompts([6, 4]), "do_sample": False, "eos_token_id": None}
+        text = model.generate(**given, past_key_values=cache, max_new_tokens=8)
+        found.append((text.tolist(), cache.get_seq_length()))
+    assert found[0] == found[1]
+    reasons = pair[1].runtime.decoding.fallbacks.reasons
+    assert list(reasons) == ["the model contains code of another package: another.Linear"]
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", ["t5", "qwen3"])
 def test_a_prefix_that_the_library_s_loop_brings_in_is_read(name, beams, loop):
@@ -525,6 +568,18 @@ def test_hooks_of_a_prepared_model_see_what_they_see_in_the_library_s_loop(name)
     assert not model.runtime.decoding.fallbacks.reasons
 
 
+def test_logits_that_a_hook_keeps_stay_as_they_are():
+    """A processor forbids tokens in a copy of them."""
+    found = []
+    for model in (make("qwen3")[0], make("qwen3")[0].prepare_for_inference()):
+        kept: list = []
+        model.lm_head.register_forward_hook(lambda head, given, logits, kept=kept: kept.append(logits[:, -1]))
+        given = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "eos_token_id": [*range(2, 60)]}
+        model.generate(**prompts([6, 4]), **given)
+        found.append(torch.stack(kept))
+    assert_close(found[1], found[0])
+
+
 def test_a_changed_weight_is_seen(loop):
     plain, quick = make("qwen3", num_hidden_layers=3)
     settings = {**prompts([7, 3]), "max_new_tokens": 16, "do_sample": False}
@@ -609,7 +664,9 @@ def test_alike_layers_are_compiled_once_with_joined_products(name, layers, monke
 
     in_aten = aot_autograd(fw_compiler=forward_of)
     monkeypatch.setattr(compiler, "_backend", lambda options, *given: in_aten(*given))
-    monkeypatch.setattr(sys.modules[__name__], "GPUStep", lambda model, is_compiled: step.GPUStep(model, True))
+    monkeypatch.setattr(
+        step, "StepFunctions", lambda *given, device, **named: StepFunctions(*given, device="cuda", **named)
+    )
     types = DECODERS[name].get("layer_types", ["full_attention"])
     pair = make(name, num_hidden_layers=6, layer_types=6 // len(types) * types)
     assert_as_library(pair, **prompts([5]), max_new_tokens=4, do_sample=False, eos_token_id=None)

@@ -42,7 +42,7 @@ def test_few_rows_are_those_of_plain_weights(inputs, group, dtype, bias):
 @torch.no_grad()
 def test_the_copies_follow_the_weights():
     model = pair()[0].prepare_for_inference(compile=True)
-    layers, steps = low_of(model), model.runtime.decoding.compiled
+    layers, steps = low_of(model), model.runtime.decoding.steps
     assert layers
     assert list(steps._ordered) == layers
     copies = list(steps._ordered.values())
@@ -75,11 +75,11 @@ def test_the_copy_is_none_of_the_model_s():
     model = pair()[0]
     names = set(model.state_dict())
     model.prepare_for_inference(compile=True)
-    model.runtime.decoding.compiled.refresh()
+    model.runtime.decoding.steps.refresh()
     assert set(model.state_dict()) == names
     assert not any("ordered" in name for name, _ in model.named_buffers())
-    assert model.runtime.decoding.compiled.bytes_of_copies() > 0
-    copies = copy.deepcopy(model).runtime.decoding.compiled._ordered
+    assert model.runtime.decoding.steps.bytes_of_copies() > 0
+    copies = copy.deepcopy(model).runtime.decoding.steps._ordered
     assert copies
     assert not any(list(each.buffers()) for each in copies.values())
     model.prepare_for_training()

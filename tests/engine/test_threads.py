@@ -137,5 +137,5 @@ def test_threads_write_with_a_compiled_model(family, _, request):
     model = copy.deepcopy(plain).prepare_for_inference(compile=True)
     expected = texts_of(plain, jobs)
     assert_threads_agree(model, expected, rounds=2, jobs=jobs)
-    assert model.runtime.decoding.compiled.kinds()
+    assert model.runtime.decoding.steps.kinds()
     assert_threads_agree(model.prepare_for_training(), expected, rounds=1, jobs=jobs)

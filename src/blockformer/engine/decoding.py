@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import (
     EosTokenCriteria,
     GenerateDecoderOnlyOutput,
@@ -23,12 +23,12 @@ from transformers.generation import (
 )
 
 from ..model.compat import CACHE
-from ..watched import Modules, is_watched
+from ..watched import Modules, is_watched, unknown_code
 from .attention import PreparedAttention, is_in_use
 from .choices import Fallbacks, OtherLoop, is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
 from .search import BeamSearch, Sampling
-from .step_parts import WRITTEN, has_state, held_by
+from .step_parts import has_state, held_by
 
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 _MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that write at once
@@ -56,20 +56,19 @@ class Decoding:
     Args:
         model: prepared, in evaluation mode and without gradients.
         device: the kind of device that it serves.
-        compiled: the class of the steps that a CPU compiles, `CompiledSteps`.
-        captured: the class of the step that a GPU captures, `GPUStep`; a CPU runs the same one as it is, for tests.
-            Without this and `compiled` a step is the model's own `forward`.
+        steps: what makes the functions of a step: `CompiledSteps` for a CPU, or `CapturedSteps` for a GPU, which a CPU
+            runs as they are, for tests. None: a step is the model's own `forward`.
     """
 
-    def __init__(self, model, device: str, compiled: Callable | None = None, captured: Callable | None = None):
-        self._arguments = (model, device, compiled, captured)
-        self._model, self._device, self._captured = model, device, captured
-        self.compiled: Any = None if compiled is None else compiled(model)
-        self.by_graphs, self._by_model = captured is not None, compiled is None and captured is None
-        self.fallbacks = Fallbacks(is_logged=not self._by_model)
-        self._lock = threading.Lock()
-        self._parts: Any = None
+    def __init__(self, model, device: str, steps: Callable | None = None):
+        self._arguments = (model, device, steps)
+        self._model, self._device = model, device
+        self.steps: Any = None if steps is None else steps(model)
+        self.by_graphs = steps is not None and self.steps.by_graphs
+        self.fallbacks = Fallbacks(is_logged=steps is not None)
+        self._lock = threading.RLock()
         self._watched: Modules | None = None
+        self._unknown: str | None = None
         self._free: list[Steps] = []
 
     def __reduce__(self):
@@ -81,9 +80,9 @@ class Decoding:
     def undo(self) -> None:
         """Take back what was done to the model's weights."""
         with self._lock:
-            if self._parts is not None:
-                self._parts.undo()
-            self._parts, self._free = None, []
+            self._free = []
+            if self.by_graphs:
+                self.steps.undo()
 
     def write(self, model, input_ids, arguments: tuple, named: dict):
         """What the library's loop returns for prompts [B, T], or None for that loop, which has the same arguments."""
@@ -100,11 +99,11 @@ class Decoding:
             call.fill(steps, call.held)
             raise
         finally:
-            for problem in filter(None, (call.problem, steps.problem)):
-                self.fallbacks.note(problem)
+            if steps.problem is not None:
+                self.fallbacks.note(steps.problem)
             steps.end()
             with self._lock:
-                if steps.parts is self._parts and self.by_graphs:
+                if self.by_graphs and steps.parts is call.parts:
                     self._free = [*self._free[-_MOST_FREE + 1 :], steps]
 
     def _checked(self, model, input_ids, arguments, named) -> "Call":
@@ -132,11 +131,11 @@ class Decoding:
             if is_other or getattr(usual, "__globals__", None) is not _OF_LIBRARY:  # of the model, or of the library
                 raise OtherLoop(f"{name} was replaced")
         call = Call(model, input_ids, named, self.by_graphs)
-        if not self._by_model:
-            self._check_steps(call)
+        if self.steps is not None:
+            self._find_steps(call)
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
-        if call.watched is None and call.shares_source and call.runs_code:
+        if call.watched is None and call.kind[1] > 1 and call.runs_code:
             raise OtherLoop("beams share a source, and code of the caller's might change the model")
         if call.beams > 1 and call.own_criteria:
             raise OtherLoop(f"{type(call.own_criteria[0]).__name__} is given")
@@ -146,8 +145,8 @@ class Decoding:
                 raise OtherLoop("beams begin with different texts")
         return call
 
-    def _check_steps(self, call: "Call") -> None:
-        """Have a call written by compiled steps, or on a CPU, where these cannot be used, by the model's own.
+    def _find_steps(self, call: "Call") -> None:
+        """Have a call written by functions, or on a CPU, where these cannot be used, by the model itself.
 
         Raises:
             OtherLoop: a GPU's cannot be used.
@@ -160,12 +159,14 @@ class Decoding:
                     # An encoder has read its source before.
                     encoder = call.model.get_encoder() if call.model.config.is_encoder_decoder else None
                     self._watched = Modules(call.model, without=encoder)
-                is_touched = not self._watched.are_untouched()
-            if is_touched:
-                raise OtherLoop(_TOUCHED)
-            if self.compiled is not None:
-                self.compiled.functions_for(*call.kind)
-            call.watched = self._watched
+                    self._unknown = unknown_code(call.model)
+                if not self._watched.are_untouched():
+                    raise OtherLoop(_TOUCHED)
+                if self._unknown is not None:
+                    raise OtherLoop(f"the model contains code of another package: {self._unknown}")
+                if self.by_graphs and self.steps.has_moved():
+                    self.undo()
+                call.parts, call.watched = self.steps.functions_for(*call.kind), self._watched
         except OtherLoop as reason:
             if self.by_graphs:
                 raise
@@ -179,29 +180,15 @@ class Decoding:
     def _read(self, call: "Call"):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
-        if not self.by_graphs:
-            if call.watched is None:
-                parts: Any = call.by_model(call.kind[1])
-            else:
-                parts = self.compiled.functions_for(*call.kind)
-                self.compiled.refresh()
-            length = call.input_ids.shape[1]
-            room = room_for(min(length + length // 2, call.longest) + WRITTEN)
-            steps = Steps(parts, prompt, room, scores.shape[-1])
-            steps.begin(prompt, call.input_ids, call.ends, call.pad)
-            return steps, scores
-        room = room_for(call.longest + 1)
+        length = call.input_ids.shape[1]
+        longest = call.longest if self.by_graphs else min(length + length // 2, call.longest)
+        room = room_for(longest + 1)
         with self._lock:
-            if self._parts is not None and not self._parts.are_current():
-                self._parts.undo()
-                self._parts, self._free = None, []
-            if self._parts is None:
-                assert self._captured is not None
-                self._parts = self._captured(call.model, is_compiled=self._device != "cpu")
+            self._free = [steps for steps in self._free if steps.parts is call.parts]
             free = next((steps for steps in self._free if steps.fits(prompt, room)), None)
             if free is not None:
                 self._free.remove(free)
-        steps = free or Steps(self._parts, prompt, room, scores.shape[-1])
+        steps = free or Steps(call.parts, prompt, room, scores.shape[-1])
         steps.begin(prompt, call.input_ids, call.ends, call.pad)
         return steps, scores
 
@@ -210,11 +197,14 @@ class Call:
     """A call of `generate`: what is to be read, and how tokens are chosen.
 
     Attributes:
+        kind: how many sources, and how many beams of each share it: see `CompiledSteps`.
         cache: the library's that the caller sees afterwards, or None.
-        problem: why the model itself has written a part of the text, or None.
         is_late: whether the host goes on before it knows a token.
+        is_greedy: whether the step itself chooses the token.
         held: how many tokens the buffers hold.
-        watched: the modules that the steps were compiled of; None if a step is the model's own.
+        pads_ended: whether a row that has ended gets padding, by the library's sign that a criterion knows end tokens.
+        parts: what computes a step: functions, or the model itself.
+        watched: the modules that the functions were compiled of; None if a step is the model's own.
 
     Args:
         by_graphs: whether the steps are a GPU's.
@@ -223,34 +213,30 @@ class Call:
     def __init__(self, model, input_ids, named: dict, by_graphs: bool):
         self.model, self.input_ids, self._named = model, input_ids, named
         self.watched: Modules | None = None
-        self.problem: str | None = None
-        self._by_graphs, self.held = by_graphs, input_ids.shape[1]
+        self.held = input_ids.shape[1]
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
         self.streamer, self.beams = named.get("streamer"), beams_of(named)
         sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
-        self.kind, self.shares_source = (len(input_ids) // sharing, sharing), sharing > 1
+        self.kind = (len(input_ids) // sharing, sharing)
+        self.parts: Any = self.by_model(self.kind[1])
         self.longest = self.criteria.max_length or self.settings.max_length
-        ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
+        ends = [each.eos_token_id for each in self.criteria if isinstance(each, EosTokenCriteria)]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
+        self.pads_ended = any(hasattr(each, "eos_token_id") for each in self.criteria)
         pad = self.settings._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
         self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
         self.runs_code = any(map(_may_be_own, (*self.processors, *self.criteria, self.streamer)))
         # What a streamer of the caller's does to a model counts from the next token on.
         self.is_late = by_graphs and not _may_be_own(self.streamer)
-        self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
+        is_plain = not self.settings.do_sample and not self.processors and not self.own_criteria
+        self.is_greedy = self.beams == 1 and is_plain
         self._has_dict = getattr(self.settings, "return_dict_in_generate", False)
         self.cache = seen_cache(named)
         self._past = 0
         if self.cache is not None:
             self._past = tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late=by_graphs)
-
-    def _fresh(self, cache):
-        """On a CPU the model's own, of which windows need less memory."""
-        if not self._by_graphs:
-            cache = self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
-        return cache
 
     def by_model(self, beams: int = 1) -> "ModelStep":
         """Steps by the model's `forward`, with so many beams that share a source."""
@@ -261,20 +247,20 @@ class Call:
         can_share = all(isinstance(getattr(layer, "cross_attn", None), PreparedAttention) for layer in layers)
         return ModelStep(self.model, source, beams if can_share else 1)
 
-    def advance(self, steps: Steps, length: int, greedy: bool = False) -> None:
+    def advance(self, steps: Steps, length: int) -> None:
         """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
-        is_compiled = self.watched is not None and not isinstance(steps.parts, ModelStep)
-        if is_compiled and self.runs_code and not self.watched.are_untouched():
+        is_ours = self.watched is not None and steps.parts is self.parts
+        if is_ours and self.runs_code and not self.watched.are_untouched():
             self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
         try:
-            steps.advance(length, greedy)
+            steps.advance(length, self.is_greedy)
         except OtherLoop as reason:
             self._go_on_plainly(steps, str(reason))
-            steps.advance(length, greedy)
+            steps.advance(length, self.is_greedy)
         self.held = length
 
     def _go_on_plainly(self, steps: Steps, problem: str) -> None:
-        self.problem, steps.parts = problem, self.by_model()
+        steps.problem, steps.parts = problem, self.by_model()
 
     def shown(self, text):
         """Tokens int [B, S] for processors and criteria: the caller's own get a tensor that no buffer lies behind."""
@@ -292,12 +278,12 @@ class Call:
 
     def read(self):
         """The prompt in a cache of the library's, and float32 scores [B, V] of the next token."""
-        named, config = self._named, self.model.config
+        named, stack = self._named, self.model.get_decoder()
         mask = named.get("attention_mask")
         rows, length = self.input_ids.shape
         first = slice(None, None, self.beams)  # a prompt is read once for all of its beams
-        if config.is_encoder_decoder:
-            cache = self._fresh(EncoderDecoderCache(DynamicCache(), DynamicCache()))
+        if self.model.config.is_encoder_decoder:
+            cache = stack.new_cache(for_cross_attention=True)
             output = self.model(
                 encoder_outputs=(named["encoder_outputs"][0][first],), decoder_input_ids=self.input_ids[first],
                 attention_mask=None if mask is None else mask[first],
@@ -308,10 +294,7 @@ class Call:
             source_mask = None if mask is None else mask != 0
             prompt = Prompt(cache.self_attention_cache, visible, positions, cache.cross_attention_cache, source_mask)
         else:
-            keeps = any(hasattr(part, "state_bytes") for part in self.model.get_decoder().modules())
-            cache = self.cache
-            if cache is None:
-                cache = self._fresh(DynamicCache(config=config) if keeps else DynamicCache())
+            cache = stack.new_cache() if self.cache is None else self.cache
             positions = named.get("position_ids")
             if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
                 raise OtherLoop("the attention mask is not [batch, length]")
@@ -324,7 +307,7 @@ class Call:
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
         logits = output.logits[:, -1].to(copy=True, dtype=torch.float32).repeat_interleave(self.beams, 0)
-        is_whole = self.watched is None or len(prompt.layers) == len(self.model.get_decoder().layers)
+        is_whole = self.watched is None or len(prompt.layers) == len(stack.layers)
         if logits.shape[0] != rows or not is_whole:
             raise OtherLoop("the cache does not hold this model's keys and values")
         return prompt, logits
@@ -334,8 +317,10 @@ def _may_be_own(part) -> bool:
     """Whether a processor, a criterion or a streamer runs code from outside of the library, its own or one it holds."""
     if part is None:
         return False
+    if type(part).__module__.partition(".")[0] != "transformers":
+        return True
     held = (each for each in vars(part).values() if not isinstance(each, PreTrainedTokenizerBase))
-    return type(part).__module__.partition(".")[0] != "transformers" or any(map(callable, held))
+    return any(map(callable, held))
 
 
 def are_equal(rows, beams: int) -> bool:
@@ -360,7 +345,7 @@ def seen_cache(named: dict):
     is_fresh = getattr(cache, "is_of_generate", False) and not cache.get_seq_length()  # no earlier call returned it
     if cache is None or (is_fresh and not is_returned):
         return None
-    if type(cache) is not DynamicCache or cache.offloading or (getattr(settings, "num_beams", None) or 1) > 1:
+    if type(cache) is not DynamicCache or cache.offloading or beams_of(named) > 1:
         raise OtherLoop("return_dict_in_generate is given" if is_returned else f"a {type(cache).__name__} is given")
     return cache
 

@@ -145,7 +145,7 @@ def _decoding_of(model):
 def _compiled_steps(model):
     """The steps that a CPU compiles, or None."""
     decoding = _decoding_of(model)
-    return None if decoding is None else decoding.compiled
+    return None if decoding is None or decoding.by_graphs else decoding.steps
 
 
 def _writing(model) -> list[Part]:

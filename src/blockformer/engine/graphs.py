@@ -11,8 +11,8 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from .few_rows import BLOCK
-from .search import choose, log_sums
-from .step_parts import WRITTEN, State, has_state, held_by
+from .search import choose
+from .step_parts import State, has_state, held_by
 
 _LEAST_ROOM = 128  # slots, by hand: a text of a hundred tokens needs one graph
 
@@ -55,7 +55,7 @@ class Steps:
 
     Attributes:
         logits: [B, 1, V], what `advance` has computed.
-        problem: why a step could not be captured, so that it is launched piece by piece; None if each could.
+        problem: why steps are not captured but launched piece by piece, or the model itself has gone on; else None.
         buffers: of each layer keys and values [B, K, R, D], or what its convolution sees and its state (`has_state`).
         windows: how many tokens a layer of the library's cache holds, or None.
 
@@ -114,11 +114,11 @@ class Steps:
         length = prompt.visible.shape[1]
         for pair, layer, keeps in zip(self.buffers, prompt.layers, self.has_state, strict=True):
             for buffer, states in zip(pair, held_by(layer), strict=True):
+                if not self._is_fresh and not keeps:
+                    buffer.zero_()  # what is hidden is multiplied by 0, which NaN survives
                 of_rows = buffer.unflatten(0, (len(states), -1))
                 # A layer with a window may hold the end of a prompt only.
                 (of_rows if keeps else of_rows[..., length - states.shape[2] : length, :])[:] = states[:, None]
-                if not self._is_fresh and not keeps:
-                    buffer[:, :, length:].zero_()  # what is hidden is multiplied by 0, which NaN survives
         if prompt.cross is not None:
             source_length = held_by(prompt.cross.layers[0])[0].shape[2]
             for pair, layer in zip(self.sources, prompt.cross.layers, strict=True):
@@ -149,8 +149,8 @@ class Steps:
         With `greedy` its choice goes into `output` and `ids`; otherwise `logits` [B, 1, V] are there for the caller.
         """
         captured, is_cpu = None, self.ids.device.type == "cpu"
-        if is_cpu and length + WRITTEN > self.room:
-            self._grow(room_for(length + length // 2 + WRITTEN))
+        if is_cpu and length + 1 > self.room:
+            self._grow(room_for(length + length // 2 + 1))
         if is_cpu or not self.parts.can_be_captured:
             seen = self.parts.slots_for(length)
         else:
@@ -296,7 +296,7 @@ class ModelStep:
 
     def __init__(self, model, source: dict, beams: int = 1):
         self._model, self._source, self.beams = model, source, beams
-        self.choose, self.log_sums = choose, log_sums
+        self.choose = choose
         self._cache: DynamicCache | EncoderDecoderCache | None = None
 
     def logits(self, steps, seen: int):

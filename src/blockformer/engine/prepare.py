@@ -133,7 +133,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if attention.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime.decoding = Decoding(model, attention.DEVICE, captured=step.GPUStep)
+        model.runtime.decoding = Decoding(model, attention.DEVICE, step.CapturedSteps)
 
 
 def _make_plain(model) -> None:

@@ -52,7 +52,7 @@ class Sampling:
         start = call.input_ids.shape[1]
         for length in range(start, call.longest):
             if length > start:
-                call.advance(steps, length, call.is_greedy)
+                call.advance(steps, length)
             if length == start or not call.is_greedy:
                 self._choose(length)
             if self._is_over(length - start):
@@ -73,17 +73,18 @@ class Sampling:
         if length > call.input_ids.shape[1]:
             assert steps.logits is not None
             self._scores = steps.logits[:, -1]
+        text = steps.output[:, :length]
+        scores = self._scores.to(copy=True, dtype=torch.float32)  # a hook may have kept the logits
         if only_forbid(call.processors, length) and length > call.input_ids.shape[1]:
-            scores = without_forbidden(self._scores.float(), steps.output[:, :length], call.processors)
+            scores = without_forbidden(scores, text, call.processors)
         else:
-            scores = self._scores.to(copy=True, dtype=torch.float32)
-            scores = call.processors(call.shown(steps.output[:, :length]), scores)
+            scores = call.processors(call.shown(text), scores)
         if call.settings.do_sample:
             self._random.append(_get_random(steps.ids.device))
             token = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
         else:
             token = scores.argmax(-1)
-        token = torch.where(steps.unfinished, token, steps.pad) if call.ends else token
+        token = torch.where(steps.unfinished, token, steps.pad) if call.pads_ended else token
         steps.count += steps.unfinished.any()
         steps.output[:, length] = token
         steps.ids.copy_(token[:, None])
@@ -188,7 +189,7 @@ class BeamSearch:
         call, logits = self._call, self._logits
         if length == self._start or not only_forbid(call.processors, length):
             return self._processed()
-        subtracted = self._steps.parts.log_sums(logits)
+        subtracted = logits.logsumexp(-1, keepdim=True)  # by log_softmax
         logits = without_forbidden(logits, self._text.flatten(0, 1), call.processors)
         values, tokens = _largest(logits, min(self._candidate_count, logits.shape[1]))
         scores = (values - subtracted).unflatten(0, (-1, call.beams)) + self._running[:, :, None]
@@ -340,8 +341,3 @@ def choose(logits, state_ids, output, slot, unfinished, is_end, pad, count):
     unfinished.logical_and_(~is_end[token])
     state_ids.copy_(token[:, None])
     output.index_copy_(1, slot + 1, token[:, None])
-
-
-def log_sums(logits):
-    """What `log_softmax` subtracts from logits [B, V], float32 [B, 1]."""
-    return logits.float().logsumexp(-1, keepdim=True)

@@ -8,7 +8,7 @@ n beams of a source; I inputs and O outputs of a linear layer, N tokens, k exper
 
 import copy
 import functools
-import threading
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,13 +25,12 @@ from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
-from ..watched import is_bare, unknown_code
+from ..watched import is_bare
 from .attention import PreparedAttention, StepAttention
 from .choices import ONEDNN, OtherLoop, is_faster
-from .compiler import compiled, has_compiler
+from .compiler import has_compiler
 from .few_rows import MOST_ROWS, as_rows, computed_once, multiplied, rows_of
 from .linear import OrderedLinear, QuickLinear, by_onednn_in_a_graph, in_columns
-from .search import choose
 from .step_functions import NO_CODE, StepFunctions
 
 logger = logging.get_logger(__name__)
@@ -123,14 +122,11 @@ class CompiledSteps:
         model: a model that writes, in evaluation mode and without gradients.
     """
 
+    by_graphs = False
+
     def __init__(self, model):
         self._model = model
-        self._functions: dict[tuple, StepFunctions | None] = {}
-        self._lock = threading.Lock()
-
-    @functools.cached_property
-    def _unknown_code(self):
-        return unknown_code(self._model)
+        self._functions: dict[tuple, StepFunctions] = {}
 
     @functools.cached_property
     def _ordered(self) -> dict[nn.Module, OrderedLinear]:
@@ -153,7 +149,7 @@ class CompiledSteps:
 
     def kinds(self) -> list[tuple[int | None, int]] | None:
         """The kinds of batches, see `explain`, that there is code for; None before the first one."""
-        ready = [kind for kind, each in self._functions.items() if each is not None and not each.has_failed]
+        ready = [kind for kind, each in self._functions.items() if not each.has_failed]
         return ready if self._functions else None
 
     def functions_for(self, sources: int, beams: int) -> StepFunctions:
@@ -168,116 +164,73 @@ class CompiledSteps:
         is_low = bool(getattr(config, "linear_bits", None))
         if is_low and (rows > MOST_ROWS or self._model.dtype is torch.float64):
             raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write, or is in float64")
-        if self._unknown_code is not None:
-            raise OtherLoop(f"the model contains code of another package: {self._unknown_code}")
         # 4-bit weights have no other matmul than loops.
         is_few = sources == 1 or (rows <= MOST_ROWS and (beams == 1 or is_low))
         kind = (sources if is_few else None, beams)
-        if not self._has(kind):
-            with self._lock:
-                if not self._has(kind):  # a thread that waits for it may find them here
-                    self._functions[kind] = self._new_functions(*kind)
-        functions = self._functions[kind]
-        if functions is None or functions.has_failed:
+        functions = self._functions.get(kind)
+        if functions is None or functions.dtype is not self._model.dtype:
+            functions = self._functions[kind] = self._new_functions(*kind)
+        if functions.has_failed:
             raise OtherLoop(NO_CODE)
+        self.refresh()
         return functions
 
-    def _has(self, kind: tuple) -> bool:
-        functions = self._functions.get(kind)
-        return kind in self._functions and (functions is None or functions.dtype is self._model.dtype)
-
-    def _new_functions(self, sources: int | None, beams: int) -> StepFunctions | None:
+    def _new_functions(self, sources: int | None, beams: int) -> StepFunctions:
+        rows = None if sources is None else sources * beams
+        copied = StepLayers(None if (rows or 0) > MOST_ROWS else rows, self._model.dtype, self._ordered)
+        functions = StepFunctions(self._model, beams, rows, copied=copied, device="cpu")
         if not has_compiler():
             fix = "install g++ or clang++, or set CXX"
             logger.warning_once(f"found no C++ compiler, so the model runs uncompiled: {fix}.")
-            return None
-        rows = None if sources is None else sources * beams
-        copied = StepLayers(None if (rows or 0) > MOST_ROWS else rows, self._model.dtype, self._ordered)
-        return StepFunctions(self._model, beams, rows, copied=copied, device="cpu")
+            functions.has_failed = True
+        return functions
 
 
-class GPUStep(StepFunctions):
-    """A step for a GPU, which captures it. A graph reads whole buffers, and a row for each beam.
+class CapturedSteps:
+    """The step of a model on a GPU, which captures it: one for every kind of batch, with joined matmuls.
 
     Args:
         model: a decoder with a language model head, or an encoder-decoder.
-        is_compiled: whether the parts are compiled; a CPU runs them as they are.
     """
 
-    def __init__(self, model, is_compiled: bool):
-        if (unknown := unknown_code(model)) is not None:
-            raise OtherLoop(f"the model contains code of another package: {unknown}")
-        stack = model.get_decoder()
-        if stack.passes > 1:
-            raise OtherLoop("layers share their weights")
-        self._joined = join(stack.layers)
-        in_place: dict[nn.Module, nn.Module] = {
-            layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
-        }
+    by_graphs = True
 
-        def copied(module: nn.Module) -> nn.Module:
-            return copy.copy(in_place.get(module, module))
+    def __init__(self, model):
+        self._model = model
+        self._functions: StepFunctions | None = None
+        self._joined: dict[nn.Module, nn.Module] = {}
+        self._captured_at: list[tuple[int, int]] = []
 
-        device = "cuda" if is_compiled else None
-        super().__init__(model, written=1, copied=copied, device=device)
-        self.choose = choose if device is None else compiled(choose, device)
-        self._model, self.cut = model, []
-        self._captured_at = self._addresses()
+    def functions_for(self, sources: int, beams: int) -> StepFunctions:
+        """The parts of the step, for any batch. A graph reads whole buffers, and a row for each beam."""
+        if self._functions is None:
+            self._joined = joined = join(self._model.get_decoder().layers)
 
-    def are_current(self) -> bool:
-        """Whether every weight still lies where the graphs read it."""
-        return self._captured_at == self._addresses()
+            def copied(module: nn.Module) -> nn.Module:
+                return copy.copy(joined.get(module, module))
 
+            device = None if self._model.device.type == "cpu" else "cuda"  # a CPU runs them as they are
+            self._functions = StepFunctions(self._model, copied=copied, device=device)
+            self._functions.cut = []
+            self._captured_at = self._addresses()
+        return self._functions
+
+    def has_moved(self) -> bool:
+        """Whether a weight no longer lies where the graphs read it."""
+        return self._functions is not None and self._captured_at != self._addresses()
+
+    @torch.no_grad()
     def undo(self) -> None:
-        """Take the joined products apart."""
-        for product in self._joined:
-            product.undo()
+        """Give each joined layer its own memory again."""
+        for layer in self._joined:
+            for tensor in layer.parameters(recurse=False):
+                tensor.data = tensor.data.clone()
+        self._functions, self._joined = None, {}
 
     def _addresses(self) -> list[tuple[int, int]]:
         """Which tensors the weights are, and where; a quantized one, whose numbers are in other tensors, is at 0."""
         tensors = (*self._model.parameters(), *self._model.buffers())
         return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
-
-
-class JoinedProduct:
-    """Linear layers that read the same states as one matrix: queries, keys and values; gate and up.
-
-    The plain weights become views of the joined matrix. So nothing is held twice, a state dict stays as it is, and what
-    writes to a plain weight writes to the joined one.
-
-    Args:
-        layers: plain layers of as many inputs, each with a bias or none of them.
-    """
-
-    def __init__(self, layers: list[nn.Linear]):
-        self.layers = layers
-        self.weight = self._joined([layer.weight for layer in layers])
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        self.bias = self._joined(biases) if biases else None
-
-    @staticmethod
-    @torch.no_grad()
-    def _joined(tensors) -> nn.Parameter:
-        """One tensor of these, which become views of it."""
-        with torch.inference_mode(False):
-            whole = torch.cat([tensor.detach() for tensor in tensors])
-            for tensor, part in zip(tensors, whole.split([len(tensor) for tensor in tensors]), strict=True):
-                tensor.data = part
-        return nn.Parameter(whole, requires_grad=False)
-
-    def parts(self) -> list[nn.Module]:
-        """A module in place of each layer."""
-        ends = torch.tensor([layer.out_features for layer in self.layers]).cumsum(0).tolist()
-        starts = [0, *ends[:-1]]
-        return [PartOfProduct(self.weight, self.bias, start, end) for start, end in zip(starts, ends, strict=True)]
-
-    @torch.no_grad()
-    def undo(self) -> None:
-        """Give each layer its own memory again."""
-        for layer in self.layers:
-            for tensor in (layer.weight, layer.bias):
-                if tensor is not None:
-                    tensor.data = tensor.data.clone()
 
 
 class PartOfProduct(nn.Module):
@@ -295,15 +248,38 @@ class PartOfProduct(nn.Module):
         return F.linear(states, self.weight, self.bias)[..., self.start : self.end]
 
 
-def join(module: nn.Module) -> list[JoinedProduct]:
-    """Join what can be in a module: the joined products, in the order of the modules that hold them."""
-    joined = []
+def join(module: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Join linear layers that read the same states into one matrix: queries, keys and values; gate and up.
+
+    The plain weights become views of the joined matrix. So nothing is held twice, a state dict stays as it is, and what
+    writes to a plain weight writes to the joined one.
+
+    Returns:
+        Each layer that is joined, and the part of the product that takes its place.
+    """
+    parts: dict[nn.Module, nn.Module] = {}
     for parent in module.modules():
         for names in _GROUPS:
-            layers = [parent._modules.get(name) for name in names]
-            if _can_join(layers):
-                joined.append(JoinedProduct(layers))  # type: ignore[arg-type]
-    return joined
+            layers: list[Any] = [parent._modules.get(name) for name in names]
+            if not _can_join(layers):
+                continue
+            weight = _in_one([layer.weight for layer in layers])
+            biases = [layer.bias for layer in layers if layer.bias is not None]
+            bias = _in_one(biases) if biases else None
+            ends = itertools.accumulate(layer.out_features for layer in layers)
+            for layer, end in zip(layers, ends, strict=True):
+                parts[layer] = PartOfProduct(weight, bias, end - layer.out_features, end)
+    return parts
+
+
+@torch.no_grad()
+def _in_one(tensors) -> nn.Parameter:
+    """One tensor of these, which become views of it."""
+    with torch.inference_mode(False):
+        whole = torch.cat([tensor.detach() for tensor in tensors])
+        for tensor, part in zip(tensors, whole.split([len(tensor) for tensor in tensors]), strict=True):
+            tensor.data = part
+    return nn.Parameter(whole, requires_grad=False)
 
 
 def _can_join(layers: list) -> bool:

@@ -16,12 +16,11 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from ..model.positions import rotations_of
 from .choices import OtherLoop
 from .compiler import compiled, is_of_compiler, progress
 from .few_rows import BLOCK
-from .search import choose, log_sums
-from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, keeps_state
+from .search import choose
+from .step_parts import FirstPart, LastPart, LayersPart, keeps_state
 
 logger = logging.get_logger(__name__)
 NO_CODE = "code for such a batch could not be compiled"
@@ -63,7 +62,6 @@ class StepFunctions:
         model: a decoder with a language model head, or an encoder-decoder.
         beams: rows of a source.
         rows: how many they are for; None: any number.
-        written: see `LayersPart`.
         copied: see `twin`.
         device: whose code it is; None: uncompiled.
     """
@@ -75,24 +73,20 @@ class StepFunctions:
         model,
         beams: int = 1,
         rows: int | None = None,
-        written: int = WRITTEN,
         copied: Callable = copy.copy,
         device: str | None = None,
     ):
         stack = model.get_decoder()
-        config, weight = stack.config, stack.embed_tokens.weight
-        states = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
-        slot = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-        rotating = sorted(rotations_of(stack.rotary_emb, config, states, slot))
+        config = stack.config
         groups = _groups_of(stack.layers, _SMALL_LAYERS if device == "cpu" else 1)
         layers = [[twin(layer, copied) for layer in group] for group in groups]
-        self._layers = [LayersPart(group, config, rotating, beams, written) for group in layers]
+        self._layers = [LayersPart(group, config, beams) for group in layers]
         first, last = (twin(part, copied) for part in (FirstPart(stack), LastPart(model, stack)))
         self._first, self._last = first, last
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
         self._keeps_state = [keeps_state(layer) for layer in stack.layers]
         self.is_ready, self.has_failed = device != "cpu", False
-        self.beams, self.dtype, self.choose, self._rows = beams, model.dtype, choose, rows
+        self.beams, self.dtype, self._rows = beams, model.dtype, rows
         self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
         cut = [self.windows[layer.layer_type] for layer in stack.layers]
         self.cut = cut if any(cut) else []
@@ -103,7 +97,7 @@ class StepFunctions:
         alike = {_structure(group): for_device(_run) for group in groups}
         self._run_layers = [alike[_structure(group)] for group in groups]
         self._run_first, self._run_last = for_device(_run), for_device(_run)
-        self._log_sums = for_device(log_sums) if device == "cpu" else log_sums
+        self.choose = choose if device == "cpu" else for_device(choose)
 
     def slots_for(self, length: int) -> int:
         """How many slots a step of so many tokens sees on a CPU: whole blocks, and at least two of them.
@@ -141,7 +135,7 @@ class StepFunctions:
         return visible.unflatten(1, (-1, BLOCK)), steps.slot - start if start else steps.slot
 
     def _start(self, seen: int, window: int | None) -> int:
-        """Where buffers begin that are cut to a window, of which at least `WRITTEN` slots are seen."""
+        """Where buffers begin that are cut to a window, of which at least two blocks are seen."""
         is_cut = window is not None and bool(self.cut)
         return max(0, seen - BLOCK - window) // BLOCK * BLOCK if is_cut else 0
 
@@ -164,16 +158,16 @@ class StepFunctions:
         for pair, keeps in zip((*buffers, *sources), (*self._keeps_state, *(False for _ in sources)), strict=True):
             for tensor in pair:
                 self._vary(tensor, None if keeps else 2)
-        states, cos_sin, biases = self._run_first(self._first, input_ids, positions, *next(iter(seen.values())))
-        bias, start = biases[0] if biases else None, 0
+        states, rotations, bias = self._run_first(self._first, input_ids, positions, *next(iter(seen.values())))
         if bias is not None:
             self._vary(bias, 2)
-        for tensor in cos_sin:
+        for tensor in itertools.chain(*rotations.values()):
             self._vary(tensor)
+        start = 0
         for run, part, size, kind in zip(self._run_layers, self._layers, self._sizes, self._kinds, strict=True):
             own = [[each for pair in pairs[start : start + size] for each in pair] for pairs in (buffers, sources)]
             self._vary(states)
-            states = run(part, states, *seen[kind], cos_sin, bias, own[0], source_mask, own[1])
+            states = run(part, states, *seen[kind], rotations, bias, own[0], source_mask, own[1])
             start += size
         self._vary(states)
         return self._run_last(self._last, states)
@@ -194,11 +188,6 @@ class StepFunctions:
             self.has_failed = True
             raise OtherLoop(NO_CODE) from error
         self.is_ready = True
-
-    def log_sums(self, logits):
-        """What `log_softmax` subtracts from logits [B, V], float32 [B, 1], without writing as many numbers."""
-        self._vary(logits)
-        return self._log_sums(logits)
 
     def _vary(self, tensor, dim: int | None = None) -> None:
         """Tell the compiler that a dimension of a tensor varies, and so does the number of rows, unless it is fixed."""

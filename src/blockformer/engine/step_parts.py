@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from ..model.attention import with_bias
@@ -21,24 +20,19 @@ from ..model.states import states_of
 from .few_rows import BLOCK
 
 _AFTER_LAYERS = ("norm", "final_projection")
-WRITTEN = 2 * BLOCK  # slots in a buffer that a step on a CPU writes: the new token's, and zeros
 
 
 class _Buffers(Cache):
     """A layer's keys and values in buffers [B, K, R, D], of which the new token's slot is `slot`."""
 
-    def __init__(self, slot, length, buffers=(), written=WRITTEN):
+    def __init__(self, slot, length, buffers):
         super().__init__(layers=[])
-        self.slot, self.length, self.buffers, self.written = slot, length, buffers, written
+        self.slot, self.length, self.buffers = slot, length, buffers
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write the new token's keys and values [B, K, 1, D]; returns all tokens' keys and values, [B, K, S, D].
-
-        Behind it come zeros, up to `written` slots, where keys and values are read in whole blocks.
-        """
-        slots = self.slot + torch.arange(self.written, device=self.slot.device)
+        """Write the new token's keys and values [B, K, 1, D]; returns all tokens' keys and values, [B, K, S, D]."""
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer.index_copy_(2, slots, F.pad(states, (0, 0, 0, self.written - 1)))
+            buffer.index_copy_(2, self.slot, states)
         return tuple(buffer.narrow(2, 0, self.length) for buffer in self.buffers)
 
     def get_mask_sizes(self, query_length, layer_idx=0):
@@ -76,12 +70,11 @@ class _Source:
 
 
 class _Caches(EncoderDecoderCache):
-    """A layer's buffers, and its keys and values of the encoder's states, which are there already."""
+    """The buffers of a layer, whose index is 0, and its keys and values of the encoder's states, which are there."""
 
-    def __init__(self, own, keys, values, layer_idx):
-        self.self_attention_cache, self.cross_attention_cache = own, Cache(layers=[])
-        self.cross_attention_cache.layers = {layer_idx: _Source(keys, values)}
-        self.is_updated = {layer_idx: True}
+    def __init__(self, own, keys, values):
+        self.self_attention_cache, self.cross_attention_cache = own, Cache(layers=[_Source(keys, values)])
+        self.is_updated = {0: True}
 
 
 class FirstPart(nn.Module):
@@ -101,37 +94,33 @@ class FirstPart(nn.Module):
             slot: int64 [1], where in the buffers the new token goes.
 
         Returns:
-            The states [B, 1, C]; the tensors of rotary positions for each of the layer types in order, or none;
-            the bias of relative positions [1, H, S / BLOCK, BLOCK], or none.
+            The states [B, 1, C]; layer type -> its tensors of rotary positions, empty without them; the bias of
+            relative positions [1, H, S / BLOCK, BLOCK], or None.
         """
         stack, config = self.stack, self.config
         states = stack._embed(stack._embed_tokens(input_ids, None, None, None), position_ids)
         rotations = rotations_of(stack.rotary_emb, config, states, position_ids)
-        cos_sin = [each.contiguous() for kind in sorted(rotations) for each in rotations[kind]]
-        bias = position_bias(stack, slot, mask.shape[1])
-        return states, cos_sin, [] if bias is None else [bias]
+        rotations = {kind: tuple(each.contiguous() for each in own) for kind, own in rotations.items()}
+        return states, rotations, position_bias(stack, slot, mask.shape[1])
 
 
 class LayersPart(nn.Module):
     """Some layers of one type: states [B, 1, C] -> [B, 1, C]. They write the keys and values into their buffers.
 
     Args:
-        rotating: the layer types whose queries and keys rotate, in order.
         beams: rows of a source.
-        written: slots of a buffer that are written: the new token's, and zeros behind it.
     """
 
-    def __init__(self, layers, config, rotating, beams: int = 1, written: int = WRITTEN):
+    def __init__(self, layers, config, beams: int = 1):
         super().__init__()
-        self.config, self.layers, self.rotating = config, nn.ModuleList(layers), rotating
-        self.beams, self.written = beams, written
+        self.config, self.layers, self.beams = config, nn.ModuleList(layers), beams
 
-    def forward(self, states, mask, slot, cos_sin, bias, buffers, source_mask, sources):
+    def forward(self, states, mask, slot, rotations, bias, buffers, source_mask, sources):
         """Run the layers.
 
         Args:
             mask: bool [B, S / BLOCK, BLOCK], which slots of the buffers are seen; `slot` int64 [1], the new token's.
-            cos_sin: the tensors of rotary positions, as many for each of the types, or none.
+            rotations: of `FirstPart`.
             bias: [1, H, S / BLOCK, BLOCK] or None.
             buffers: keys and values [B, K, R, D] of one layer after the other; or what its convolution sees [B, D, W]
                 and its state, of a layer that keeps one.
@@ -148,17 +137,14 @@ class LayersPart(nn.Module):
                 each.narrow(0, 0, states.shape[0] // self.beams) for each in (source_mask, *sources)
             )
             source_mask = source_mask.expand(-1, -1, self.beams, -1)
-        each = len(cos_sin) // max(len(self.rotating), 1)
-        rotations = {kind: tuple(cos_sin[i * each : (i + 1) * each]) for i, kind in enumerate(self.rotating)}
         layer_inputs = LayerInputs({}, rotations, slot, source_mask)
         for index, layer in enumerate(self.layers):
             own = slice(2 * index, 2 * index + 2)
-            cache: Cache = _Buffers(slot, length, buffers[own], self.written)
+            cache: Cache = _Buffers(slot, length, buffers[own])
             if keeps_state(layer):
                 cache, mask = Cache(layers=[State(buffers[own])]), None  # the new token is not padding
             if source_mask is not None:
-                keys, values = sources[own]
-                cache = _Caches(cache, keys, values, layer.layer_idx)
+                cache = _Caches(cache, *sources[own])
             states = _cut(states) if index else states
             source = None if source_mask is None else states  # any tensor: its keys and values are cached
             states = layer.forward(states, source, mask, layer_inputs=layer_inputs, past_key_values=cache)
@@ -196,7 +182,6 @@ class LastPart(nn.Module):
 
     def __init__(self, model, stack):
         super().__init__()
-        self.config = model.config
         self.stack = _without(stack, *(name for name in stack._modules if name not in _AFTER_LAYERS))
         self.head = _without(model, model.base_model_prefix)
 
