@@ -23,6 +23,7 @@ from transformers import (
     StopStringCriteria,
     TextStreamer,
 )
+from transformers.utils.deprecation import deprecate_kwarg
 
 import blockformer
 from blockformer import preset
@@ -490,6 +491,14 @@ def test_what_the_caller_puts_into_the_library_s_loop_or_in_its_place_runs(metho
     assert torch.equal(*texts)
     assert counts[0] == counts[1] > 0
     assert f"{method} was replaced" in pair[1].runtime.decoding.fallbacks.reasons
+
+
+def test_a_method_that_the_library_itself_decorates_is_its_own(monkeypatch, loop):
+    """As 5.24 does where an argument has a new name."""
+    name = "prepare_inputs_for_generation"
+    decorated = deprecate_kwarg("old", "9.0.0", new_name="new")(getattr(GenerationMixin, name))
+    monkeypatch.setattr(GenerationMixin, name, decorated)
+    assert_as_library(make("qwen3"), **prompts([6, 4]), max_new_tokens=8)
 
 
 def test_the_host_looks_late_and_not_too_late(monkeypatch):

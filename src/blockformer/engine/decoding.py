@@ -7,7 +7,6 @@ caller's code changes the model between two tokens, for example by a hook, the m
 B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabulary.
 """
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +45,6 @@ _UNKNOWN = (
     "cache_implementation", "prefill_chunk_size", "is_assistant",
 )  # fmt: skip
 _UNKNOWN_OF_BEAMS = ("do_sample", "low_memory")
-_OF_LIBRARY = vars(sys.modules[GenerationMixin.__module__])  # the globals of its functions, and of no other's
 _TOUCHED = "a module was replaced or wrapped, has a hook, another setting or kind of weight, or is in training mode"
 
 
@@ -128,7 +126,7 @@ class Decoding:
         for name in (*_LOOPS, *_NOT_CALLED):
             usual = getattr(GenerationMixin, name)
             is_other = name in _NOT_CALLED and getattr(getattr(model, name), "__func__", None) is not usual
-            if is_other or getattr(usual, "__globals__", None) is not _OF_LIBRARY:  # of the model, or of the library
+            if is_other or not _is_of_library(usual):
                 raise OtherLoop(f"{name} was replaced")
         call = Call(model, input_ids, named, self.by_graphs)
         if self.steps is not None:
@@ -311,6 +309,12 @@ class Call:
         if logits.shape[0] != rows or not is_whole:
             raise OtherLoop("the cache does not hold this model's keys and values")
         return prompt, logits
+
+
+def _is_of_library(function) -> bool:
+    """Whether the outermost code of a function is transformers' own, decorated or not."""
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    return module.partition(".")[0] == "transformers"
 
 
 def _may_be_own(part) -> bool:
