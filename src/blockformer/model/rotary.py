@@ -174,7 +174,6 @@ class RotaryPositions(ComputedPositions):
 
 def make_rotary(config) -> nn.Module:
     """`RotaryPositions` for all layers or, where `rope_parameters` say so, a dict of them by layer type."""
-    types = sorted({*config.layer_types})
-    if not {*types} & {*(config.rope_parameters or ())}:
+    if not {*config.layer_types} & {*(config.rope_parameters or ())}:
         return RotaryPositions(config)
-    return nn.ModuleDict({layer_type: RotaryPositions(config, layer_type) for layer_type in types})
+    return nn.ModuleDict({each: RotaryPositions(config, each) for each in sorted({*config.layer_types})})
