@@ -151,6 +151,20 @@ def test_a_batch_without_labels_teaches_nothing(name, pairs_of):
     assert all(not gradient.any() for gradient in gradients_of(ours, loss).values())
 
 
+def test_probabilities_of_one_label_need_deberta_s_loss(tmp_path):
+    """As the page on coming from transformers says: the official class takes floats for these."""
+    sizes = {**SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+    more = {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}
+    config = transformers.DebertaV2Config(**sizes, **more, pooler_hidden_size=32, num_labels=3)
+    torch.manual_seed(0)
+    theirs = transformers.DebertaV2ForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path)
+    ours.loss_function = lambda logits, labels, **named: torch.nn.functional.cross_entropy(logits, labels)
+    ids, labels = torch.randint(3, VOCAB, (4, 9)), torch.rand(4, 3).softmax(-1)
+    assert_close(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss)
+
+
 def test_a_span_outside_of_the_text():
     config = blockformer.preset("bert", **{key: value for key, value in SIZES.items() if "dropout" not in key})
     ours, nowhere = blockformer.BlockformerEncoderForQuestionAnswering(config), torch.tensor([99, 99])

@@ -723,6 +723,14 @@ def test_a_head_on_a_checkpoint_without_one_starts_with_a_fixed_bias_of_zero(tmp
     assert torch.equal(ours.logits_bias, torch.zeros(VOCAB))
 
 
+def test_dummy_inputs_have_a_target(pair):
+    """Exporters and pruners run a model with them."""
+    ours, theirs = pair
+    given = ours.dummy_inputs
+    assert given.keys() <= theirs.dummy_inputs.keys()
+    assert_close(ours(**given).logits, theirs(**given).logits)
+
+
 def test_it_has_no_encoder_of_images_or_sound():
     sizes = {"vocab_size": 31, "d_model": 16, "d_ff": 24, "d_kv": 8, "num_layers": 1, "num_heads": 2}
     theirs = T5ForConditionalGeneration(T5Config(**sizes))

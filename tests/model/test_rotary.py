@@ -79,6 +79,29 @@ def test_wrong_rotations_by_layer_type_are_refused(rope, message):
     assert message in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (None, "rope_type must be one of default, linear, .*, not 'None'"),
+        ({}, "rope_type must be one of default, linear, .*, not 'None'"),
+        ({"type": "linear", "factor": 2.0, "rope_theta": 500.0}, "rope_type must be one of .*, not 'None'"),
+        ({"rope_type": "linear", "factor": 2.0}, "rope_parameters of type 'linear' need 'rope_theta': add it"),
+        ({"rope_type": "linear", "rope_theta": 500.0}, "rope_parameters of type 'linear' need 'factor': add it"),
+        (
+            {"sliding_attention": {"rope_type": "default", "rope_theta": 500.0}},
+            "rope_type must be one of .*, not 'None'",
+        ),
+    ],
+)
+def test_rotary_parameters_that_were_set_by_hand_must_be_whole(rope, message):
+    """Defaults are filled in when a config is made; later, one of them would be another base than before."""
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    config = blockformer.BlockformerDecoderConfig(**THREE_LAYERS, layer_types=types, sliding_window=4)
+    config.rope_parameters = rope
+    with pytest.raises(ValueError, match=message):
+        blockformer.BlockformerDecoderModel(config)
+
+
 def test_rotations_by_layer_type_have_defaults_and_leave_the_callers_dicts_alone():
     rope = {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
     config = blockformer.BlockformerDecoderConfig(**THREE_LAYERS, rope_parameters=rope, rope_theta=500.0)

@@ -13,6 +13,8 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     Lfm2Config,
     Lfm2ForCausalLM,
     T5Config,
@@ -52,6 +54,18 @@ def test_captured_states_and_attentions_are_those_of_transformers():
         assert len(mine[kind]) == count
         for one, other in zip(mine[kind], official[kind], strict=True):
             assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_learned_positions_are_added_to_narrower_embeddings_in_their_own_dtype(dtype, tmp_path):
+    """A soft prompt may be in half precision where the model is in float32."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "initializer_range": 0.5}
+    theirs = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, bos_token_id=0, eos_token_id=0, **sizes)).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path).eval()
+    embeds = ours.get_input_embeddings()(token_ids(2, 9, vocab=VOCAB)).detach().to(dtype)
+    assert_close(ours(inputs_embeds=embeds).logits, theirs(inputs_embeds=embeds).logits)
 
 
 maps = pytest.mark.skipif(not hasattr(torch.func, "debug_unwrap"), reason="torch.func.debug_unwrap came with torch 2.7")

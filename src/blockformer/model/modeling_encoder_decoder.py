@@ -51,6 +51,11 @@ class TwoStacks(BlockformerPreTrainedModel):
 
     config_class = BlockformerEncoderDecoderConfig
 
+    @property
+    def dummy_inputs(self):
+        """What exporters try a model with: a target, too."""
+        return super().dummy_inputs | {"decoder_input_ids": super().dummy_inputs["input_ids"]}
+
     def get_encoder(self, modality=None):
         """The encoder's stack; for images or sound the model itself, by which transformers says that it has none."""
         return getattr(self, "model", self).encoder if modality is None else self
@@ -68,9 +73,7 @@ class TwoStacks(BlockformerPreTrainedModel):
             ValueError: the config has no start token or, with labels of -100, no `pad_token_id`.
         """
         if not isinstance(labels, torch.Tensor) or labels.dim() != 2 or labels.is_floating_point():
-            given = (
-                f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, torch.Tensor) else type(labels).__name__
-            )
+            given = f"{labels.dtype} {list(labels.shape)}" if torch.is_tensor(labels) else type(labels).__name__
             raise ValueError(f"labels must be a tensor of integers [batch, length], not {given}.")
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         starts_with_last = self.config.decoder_starts_with_last_label

@@ -45,9 +45,7 @@ class RotaryFields(PositionFields):
             super().fill_rope_parameters(given, rope_theta)
             return
         given = given or self.rope_parameters or {}
-        if not isinstance(given, dict):
-            raise ValueError(f"rope_parameters must be a dict, not {given!r}.")
-        if not any(isinstance(value, dict) for value in given.values()):
+        if not isinstance(given, dict) or not any(isinstance(value, dict) for value in given.values()):
             self.rope_parameters = self._full_rope(given, rope_theta)
             return
         types = sorted(set(self.layer_types))
@@ -58,7 +56,7 @@ class RotaryFields(PositionFields):
 
     def _full_rope(self, given, rope_theta, layer_type: str | None = None) -> dict:
         if not isinstance(given, dict):
-            raise ValueError(f"rope_parameters of a layer type must be a dict, not {given!r}.")
+            raise ValueError(f"rope_parameters{' of a layer type' * bool(layer_type)} must be a dict, not {given!r}.")
         rope = {"rope_type": given.get("type", "default"), "rope_theta": rope_theta, **given}
         rope["rope_theta"] = 10_000.0 if rope["rope_theta"] is None else rope["rope_theta"]
         check_rope(rope, self.head_dim_of(layer_type))
@@ -78,9 +76,9 @@ class RotaryFields(PositionFields):
 
 def check_rope(rope: dict, head_dim: int) -> None:
     """Refuse rotary parameters, of one layer type, that transformers does not have or cannot compute with."""
-    rope_type = rope["rope_type"]
+    rope_type = str(rope.get("rope_type"))
     check_choice("rope_type", rope_type, ROPE_TYPES)
-    for name in ROPE_TYPES[rope_type]:
+    for name in ("rope_theta", *ROPE_TYPES[rope_type]):
         if rope.get(name) is None:
             raise ValueError(f"rope_parameters of type '{rope_type}' need '{name}': add it.")
     for name, value in rope.items():
@@ -124,9 +122,10 @@ class RotaryPositions(ComputedPositions):
     def __init__(self, config, layer_type: str | None = None):
         super().__init__()
         self.config, self.layer_type = config, layer_type
-        self.rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
-        self.rope_type, self.head_dim = self.rope["rope_type"], config.head_dim_of(layer_type)
-        self.attention_scaling, self.query_growth = 1.0, config.query_growth
+        rope, self.head_dim = config.rope_parameters or {}, config.head_dim_of(layer_type)
+        self.rope = rope if layer_type is None else rope.get(layer_type, {})
+        check_rope(self.rope, self.head_dim)  # once more: they may have been set by hand
+        self.rope_type, self.attention_scaling, self.query_growth = self.rope["rope_type"], 1.0, config.query_growth
         self._set_frequencies(torch.get_default_device())
 
     def compute_frequencies(self):
@@ -175,6 +174,6 @@ class RotaryPositions(ComputedPositions):
 
 def make_rotary(config) -> nn.Module:
     """`RotaryPositions` for all layers or, where `rope_parameters` say so, a dict of them by layer type."""
-    if "rope_type" in config.rope_parameters:
+    if not {*config.layer_types} & {*(config.rope_parameters or ())}:
         return RotaryPositions(config)
-    return nn.ModuleDict({layer_type: RotaryPositions(config, layer_type) for layer_type in config.rope_parameters})
+    return nn.ModuleDict({each: RotaryPositions(config, each) for each in sorted({*config.layer_types})})

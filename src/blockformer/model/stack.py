@@ -18,7 +18,7 @@ from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_m
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Earlier, LayerInputs, StackInputs, layer_class
 from .normalization import make_norm
-from .positions import counted_positions, flattened_positions, rotations_of, starts_of, texts_of
+from .positions import LEARNED, counted_positions, flattened_positions, rotations_of, starts_of, texts_of
 from .pretrained_model import BlockformerPreTrainedModel
 from .scaled_embedding import ScaledEmbedding
 from .vector_positions import padding_before
@@ -248,7 +248,8 @@ class Stack(BlockformerPreTrainedModel):
 
     def _embed(self, hidden_states, position_ids):
         if self.embed_positions is not None:
-            hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
+            vectors, kind = self.embed_positions(position_ids), self.config.position_type
+            hidden_states = hidden_states + (vectors if kind in LEARNED else vectors.to(hidden_states.dtype))
         if self.embedding_norm is not None:
             hidden_states = self.embedding_norm(hidden_states)
         hidden_states = F.dropout(hidden_states, self.dropout) if self.training else hidden_states
