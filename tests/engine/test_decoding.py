@@ -154,6 +154,34 @@ def test_processors_and_criteria_are_the_library_s(settings, loop):
     assert_as_library(make("qwen3"), **prompts([8, 5]), **{"max_new_tokens": 24, "do_sample": False, **settings})
 
 
+class Slotted:
+    """A processor, a criterion and a streamer without a `__dict__`, as an object of compiled code is."""
+
+    __slots__ = ()
+
+    def __call__(self, input_ids, scores):
+        return torch.tensor([input_ids.shape[1] > 12]) if scores is None else -scores
+
+    def put(self, value):
+        print(value.tolist())
+
+    def end(self):
+        print("end")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"logits_processor": [Slotted()]}, {"stopping_criteria": [Slotted()]}, {"streamer": Slotted()}]
+)
+def test_what_the_caller_brings_may_have_no_attributes(settings, loop, capsys):
+    pair = make("qwen3")
+    printed = []
+    for model in pair:
+        text = model.generate(**prompts([6]), **settings, max_new_tokens=20, do_sample=False, eos_token_id=None)
+        printed.append((text.tolist(), capsys.readouterr().out))
+    assert printed[0] == printed[1]
+    assert not pair[1].runtime.decoding.fallbacks.reasons
+
+
 class Streamer:
     def __init__(self):
         self.seen, self.has_ended = [], False

@@ -332,10 +332,9 @@ class Call:
 
 def _may_be_own(part) -> bool:
     """Whether a processor, a criterion or a streamer runs code from outside of the library, its own or one it holds."""
-    if part is None:
-        return False
-    held = (each for each in vars(part).values() if not isinstance(each, PreTrainedTokenizerBase))
-    return type(part).__module__.partition(".")[0] != "transformers" or any(map(callable, held))
+    if part is None or type(part).__module__.partition(".")[0] != "transformers":
+        return part is not None
+    return any(callable(each) for each in vars(part).values() if not isinstance(each, PreTrainedTokenizerBase))
 
 
 def are_equal(rows, beams: int) -> bool:
