@@ -489,6 +489,15 @@ def test_the_host_looks_late_and_not_too_late(monkeypatch):
     assert len(steps) + 1 < 50
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_a_model_whose_config_asks_for_tuples_writes(name, beams, loop):
+    pair = make(name)
+    for model in pair:
+        model.config.return_dict = False
+    assert_as_library(pair, **prompts([6, 4]), max_new_tokens=8, do_sample=False, num_beams=beams)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

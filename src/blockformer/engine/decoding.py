@@ -301,7 +301,7 @@ class Call:
             output = self.model(
                 encoder_outputs=(named["encoder_outputs"][0][first],), decoder_input_ids=self.input_ids[first],
                 attention_mask=None if mask is None else mask[first],
-                past_key_values=cache, use_cache=True, logits_to_keep=1,
+                past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True,
             )  # fmt: skip
             visible = self.input_ids.new_ones(rows, length, dtype=torch.bool)
             positions = self.input_ids.new_full((rows, 1), length)
@@ -319,7 +319,7 @@ class Call:
             if positions is not None:
                 inputs["position_ids"] = positions[:, self._past - length :]
             inputs = {name: None if each is None else each[first] for name, each in inputs.items()}
-            output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True)
             visible = self.input_ids.new_ones(rows, length, dtype=torch.bool) if mask is None else mask != 0
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
