@@ -540,6 +540,28 @@ def test_a_hook_and_a_cache_of_the_caller_s_are_seen(loop):
     assert torch.equal(*texts)
 
 
+def _compress(part, given, named, output):
+    """Keeps every second token of a prompt, as libraries that compress caches do by a hook."""
+    layer = named["past_key_values"].layers[part.layer_idx]
+    if named["hidden_states"].shape[1] > 1:
+        layer.keys, layer.values = layer.keys[:, :, ::2], layer.values[:, :, ::2]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_a_hook_may_compress_the_cache_of_a_prompt(name, is_given, loop):
+    texts = []
+    for model in make(name):
+        whole = model.generate(**prompts([9]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+        for layer in model.model.layers:
+            layer.self_attn.register_forward_hook(_compress, with_kwargs=True)
+        cache = {"past_key_values": DynamicCache()} if is_given else {}
+        text = model.generate(**prompts([9]), **cache, max_new_tokens=12, do_sample=False, eos_token_id=None)
+        texts.append((text.tolist(), cache["past_key_values"].get_seq_length() if is_given else None))
+        assert not torch.equal(text, whole)
+    assert texts[0] == texts[1]
+
+
 def _note(outputs, name, part, given, output):
     first = output[0] if isinstance(output, tuple) else output
     outputs.append((name, [*first.shape] if isinstance(first, torch.Tensor) else None))

@@ -23,7 +23,7 @@ from transformers.generation import (
 )
 
 from ..model.compat import CACHE
-from ..watched import Modules, is_watched
+from ..watched import Modules, gives_arguments, is_watched
 from .attention import PreparedAttention, is_in_use
 from .choices import Fallbacks, OtherLoop, is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
@@ -134,6 +134,8 @@ class Decoding:
         call = Call(model, input_ids, named, self.by_graphs)
         if not self._by_model:
             self._check_steps(call)
+        if call.watched is None and gives_arguments(model.get_decoder().layers):
+            raise OtherLoop("a hook gets the arguments of a layer by name, and might change the cache")
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
         if call.watched is None and call.shares_source and call.runs_code:
