@@ -107,6 +107,19 @@ def test_assisted_decoding_changes_no_token(draft):
         assert torch.equal(text_of(theirs, ids, prompt_lookup_num_tokens=3), plain)
 
 
+def test_a_text_that_holds_the_padding_token_is_drafted():
+    """transformers then takes it for padding, at the end of what the drafting model reads."""
+    ours, theirs = pair()
+    ids = token_ids(1, 9)
+    plain = text_of(ours, ids, eos_token_id=None)
+    for pad in set(plain[0, 9:].tolist()) - set(ids[0].tolist()):
+        for a_model in (ours, theirs):
+            helper = copy.deepcopy(a_model)
+            helper.generation_config.num_assistant_tokens = 1
+            settings = {"assistant_model": helper, "pad_token_id": pad, "eos_token_id": None}
+            assert torch.equal(text_of(a_model, ids, **settings), plain)
+
+
 def logits_of(a_model, ids, mask, **settings):
     out = text_of(a_model, ids, mask, return_dict_in_generate=True, output_logits=True, **settings)
     return out, torch.stack(out.logits, dim=1)

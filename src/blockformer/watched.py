@@ -56,6 +56,14 @@ def is_watched(module: nn.Module) -> bool:
     return _has_any_global_hook() or any(not is_bare(each) or not _is_known(type(each)) for each in module.modules())
 
 
+def gives_arguments(module: nn.Module) -> bool:
+    """Whether a hook, or a function before a method, gets what a part is called with by name, such as a cache."""
+    return any(
+        "forward" in vars(part) or part._forward_pre_hooks_with_kwargs or part._forward_hooks_with_kwargs
+        for part in module.modules()
+    )
+
+
 def _is_known(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _KNOWN
 

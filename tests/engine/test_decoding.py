@@ -155,6 +155,34 @@ def test_processors_and_criteria_are_the_library_s(settings, loop):
     assert_as_library(make("qwen3"), **prompts([8, 5]), **{"max_new_tokens": 24, "do_sample": False, **settings})
 
 
+class Slotted:
+    """A processor, a criterion and a streamer without a `__dict__`, as an object of compiled code is."""
+
+    __slots__ = ()
+
+    def __call__(self, input_ids, scores):
+        return torch.tensor([input_ids.shape[1] > 12]) if scores is None else -scores
+
+    def put(self, value):
+        print(value.tolist())
+
+    def end(self):
+        print("end")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"logits_processor": [Slotted()]}, {"stopping_criteria": [Slotted()]}, {"streamer": Slotted()}]
+)
+def test_what_the_caller_brings_may_have_no_attributes(settings, loop, capsys):
+    pair = make("qwen3")
+    printed = []
+    for model in pair:
+        text = model.generate(**prompts([6]), **settings, max_new_tokens=20, do_sample=False, eos_token_id=None)
+        printed.append((text.tolist(), capsys.readouterr().out))
+    assert printed[0] == printed[1]
+    assert not pair[1].runtime.decoding.fallbacks.reasons
+
+
 class Streamer:
     def __init__(self):
         self.seen, self.has_ended = [], False
@@ -513,6 +541,15 @@ def test_the_host_looks_late_and_not_too_late(monkeypatch):
     assert len(steps) + 1 < 50
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_a_model_whose_config_asks_for_tuples_writes(name, beams, loop):
+    pair = make(name)
+    for model in pair:
+        model.config.return_dict = False
+    assert_as_library(pair, **prompts([6, 4]), max_new_tokens=8, do_sample=False, num_beams=beams)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -553,6 +590,28 @@ def test_a_hook_and_a_cache_of_the_caller_s_are_seen(loop):
         texts.append(model.generate(ids, past_key_values=cache, max_new_tokens=6, do_sample=False))
         assert cache.get_seq_length() > 9
     assert torch.equal(*texts)
+
+
+def _compress(part, given, named, output):
+    """Keeps every second token of a prompt, as libraries that compress caches do by a hook."""
+    layer = named["past_key_values"].layers[part.layer_idx]
+    if named["hidden_states"].shape[1] > 1:
+        layer.keys, layer.values = layer.keys[:, :, ::2], layer.values[:, :, ::2]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_a_hook_may_compress_the_cache_of_a_prompt(name, is_given, loop):
+    texts = []
+    for model in make(name):
+        whole = model.generate(**prompts([9]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+        for layer in model.model.layers:
+            layer.self_attn.register_forward_hook(_compress, with_kwargs=True)
+        cache = {"past_key_values": DynamicCache()} if is_given else {}
+        text = model.generate(**prompts([9]), **cache, max_new_tokens=12, do_sample=False, eos_token_id=None)
+        texts.append((text.tolist(), cache["past_key_values"].get_seq_length() if is_given else None))
+        assert not torch.equal(text, whole)
+    assert texts[0] == texts[1]
 
 
 def _note(outputs, name, part, given, output):

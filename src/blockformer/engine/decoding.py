@@ -22,7 +22,7 @@ from transformers.generation import (
 )
 
 from ..model.compat import CACHE
-from ..watched import Modules, is_watched, unknown_code
+from ..watched import Modules, gives_arguments, is_watched, unknown_code
 from .attention import PreparedAttention, is_in_use
 from .choices import Fallbacks, OtherLoop, is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
@@ -131,6 +131,8 @@ class Decoding:
         call = Call(model, input_ids, named, self.by_graphs)
         if self.steps is not None:
             self._find_steps(call)
+        if call.watched is None and gives_arguments(model.get_decoder().layers):
+            raise OtherLoop("a hook gets the arguments of a layer by name, and might change the cache")
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
         if call.watched is None and call.kind[1] > 1 and call.runs_code:
@@ -285,7 +287,7 @@ class Call:
             output = self.model(
                 encoder_outputs=(named["encoder_outputs"][0][first],), decoder_input_ids=self.input_ids[first],
                 attention_mask=None if mask is None else mask[first],
-                past_key_values=cache, use_cache=True, logits_to_keep=1,
+                past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True,
             )  # fmt: skip
             visible = self.input_ids.new_ones(rows, length, dtype=torch.bool)
             positions = self.input_ids.new_full((rows, 1), length)
@@ -300,7 +302,7 @@ class Call:
             if positions is not None:
                 inputs["position_ids"] = positions[:, self._past - length :]
             inputs = {name: None if each is None else each[first] for name, each in inputs.items()}
-            output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            output = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True)
             visible = self.input_ids.new_ones(rows, length, dtype=torch.bool) if mask is None else mask != 0
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)

@@ -179,8 +179,8 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
         has_tokens = (attention_mask[:, past:] != 0).any(-1)
         if not past and not has_tokens.all():
             raise ValueError(f"prompt {has_tokens.int().argmin()} is empty: its attention_mask is all 0; leave it out.")
-        # A row of a cache that only padding is added to has ended, and others go on.
-        if not attention_mask[has_tokens, -1].all():
+        # A row of a cache that only padding is added to has ended, and others go on. A draft may hold padding tokens.
+        if not (attention_mask[has_tokens, -1].all() or generation_config.is_assistant):
             raise ValueError("the prompts are padded on the right: set tokenizer.padding_side = 'left'.")
         length -= int((attention_mask == 0).sum(-1).min())
     limit = config.max_position_embeddings
