@@ -499,6 +499,20 @@ def test_a_head_keeps_the_bias_that_peft_drops(tmp_path):
         unseen(**inputs)
 
 
+def test_a_head_of_the_callers_may_lack_the_bias(tmp_path):
+    torch.manual_seed(0)
+    theirs = BertForMaskedLM(BertConfig(intermediate_size=256, **BERT)).eval()
+    theirs.save_pretrained(tmp_path)
+    ours, ids, losses = blockformer.from_official(tmp_path).eval(), token_ids(2, 9), []
+    head = torch.nn.Linear(theirs.config.hidden_size, VOCAB, bias=False)
+    for a_model in (ours, theirs):
+        a_model.set_output_embeddings(copy.deepcopy(head))
+        losses.append(a_model(ids, labels=ids).loss)
+        losses[-1].backward()
+    assert_close(*losses)
+    assert_close(*(a_model.get_output_embeddings().weight.grad for a_model in (ours, theirs)))
+
+
 def test_lora_gives_the_logits_of_transformers():
     peft = pytest.importorskip("peft")
     adapted = []

@@ -151,15 +151,18 @@ class MaskedTokens(LanguageModelHead, BlockformerEncoderPreTrainedModel):
         return outputs, *self.logits_and_loss(states, *given)
 
     def _restore_bias(self):
-        """Put the head's bias into the layers without one that PEFT's `ensure_weight_tying` puts in its place."""
-        bias = getattr(getattr(self.lm_head, "original_module", None), "bias", None)
-        if bias is None:
+        """Put the head's bias into the layers without one that PEFT's `ensure_weight_tying` puts in its place.
+
+        A head of the caller's may have none.
+        """
+        if hasattr(self.lm_head, "original_module"):
+            for layer in self.lm_head.modules_to_save.values():
+                layer.bias = self.lm_head.original_module.bias if layer.bias is None else layer.bias
+        elif self.lm_head.weight is self.get_input_embeddings().weight:
             what = (
                 "PEFT's ensure_weight_tying put one without a bias in its place, and nothing ran before it was merged"
             )
             raise ValueError(f"lm_head has lost its bias: {what}. Call the model once before merge_and_unload().")
-        for layer in self.lm_head.modules_to_save.values():
-            layer.bias = bias if layer.bias is None else layer.bias
 
 
 class BlockformerEncoderForMaskedLM(MaskedTokens):
