@@ -259,3 +259,33 @@ def test_ours_may_hold_only_the_head_too(tmp_path, name):
     for folder in ("tuned", "exported"):
         again = cls.from_pretrained(tmp_path / folder)
         assert_same_head(again, model)
+
+
+@pytest.mark.parametrize(
+    "task", ["SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice"]
+)
+@pytest.mark.parametrize("door", ["Auto", "class"])
+def test_a_classifier_begins_with_the_transform_of_the_language_model(tmp_path, task, door):
+    """ModernBERT's official classes have one `head` before either."""
+    heads = {each.official: each for each in FAMILIES["modernbert"].heads}
+    row = Row("modernbert", {"pad_token_id": 1})
+    model_of(row, OFFICIAL_ENCODER, heads["ModernBertForMaskedLM"]).save_pretrained(tmp_path / "src")
+    auto = getattr(transformers, f"AutoModelFor{task}")
+    expected = auto.from_pretrained(tmp_path / "src").head
+    convert(tmp_path / "src", tmp_path / "ours")
+    loader = auto if door == "Auto" else getattr(blockformer, f"BlockformerEncoderFor{task}")
+    ours = loader.from_pretrained(tmp_path / "ours")
+    for name in ("dense", "norm"):
+        assert torch.equal(getattr(ours.classifier_transform, name).weight, getattr(expected, name).weight)
+    ours.save_pretrained(tmp_path / "saved")
+    assert stored(tmp_path / "saved").keys() == ours.state_dict().keys()
+    back = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(back.lm_head_transform.dense.weight, expected.dense.weight)
+
+
+def test_a_transform_of_another_width_is_new(tmp_path):
+    settings = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "embedding_size": 8}
+    config = blockformer.preset("bert", **settings, vocab_size=99, lm_head_transform=True, classifier_transform=True)
+    blockformer.BlockformerEncoderForMaskedLM(config).save_pretrained(tmp_path)
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert classifier.classifier_transform.dense.weight.shape == (16, 16)

@@ -130,11 +130,42 @@ class BlockformerEncoderPreTrainedModel(BlockformerPreTrainedModel):
         if not self.reads_pooler:
             self._keys_to_ignore_on_load_unexpected = [r"pooler\."]
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
+        """As any model is loaded; where both kinds of heads have a transform, one begins with the other's.
+
+        ModernBERT's official classes have it under one name.
+        """
+        source, own, other = pretrained_model_name_or_path, "lm_head_transform", "classifier_transform"
+        if issubclass(cls, Classifier):
+            own, other = other, own
+        if kwargs.get("key_mapping") or not _has_both_transforms(cls, source, kwargs):
+            return super().from_pretrained(source, *model_args, **kwargs)
+        kwargs["key_mapping"] = {rf"^{other}\.": f"{own}."}
+        loaded = super().from_pretrained(source, *model_args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.__dict__.pop("_weight_conversions", None)  # by which it would be saved under the other head's names
+        return loaded
+
     def summarise(self, outputs, input_ids, attention_mask):
         """A row's summary [B, C]: the pooler's or, without one, the first state or the mean."""
         if outputs.pooler_output is not None:
             return outputs.pooler_output
         return pooled(self.config.pooling, outputs.last_hidden_state, attention_mask)
+
+
+def _has_both_transforms(model_class, source, options) -> bool:
+    """Whether language model heads and classifiers of this checkpoint have a transform, both of one width."""
+    config = options.get("config")
+    if not hasattr(config, "classifier_transform"):
+        place = ("cache_dir", "revision", "subfolder", "token", "local_files_only")
+        where = {name: options[name] for name in place if name in options}
+        try:
+            config = model_class.config_class.from_pretrained(config or source, **where)
+        except (OSError, TypeError, ValueError):  # loading says what is wrong
+            return False
+    have_one = config.lm_head_transform and config.classifier_transform
+    return bool(have_one and config.token_size == config.output_size)
 
 
 class MaskedTokens(LanguageModelHead, BlockformerEncoderPreTrainedModel):
