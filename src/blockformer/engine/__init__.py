@@ -41,6 +41,8 @@ Then those that only the package uses:
   AttributeError where weights are packed.
 - `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model; of the
   last `compile_utils.fx_graph_cse`: ImportError at the first compiled step.
+- `_forward_hooks_with_kwargs`, `_forward_pre_hooks_with_kwargs` (torch.nn.Module): AttributeError where a prepared
+  model writes.
 - `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks` (torch.nn.Module), `_version`
   (torch.Tensor): AttributeError where a loss is taken in chunks.
 - `_weight_conversions` (PreTrainedModel): a repo of an earlier state of this package is saved under its earlier names.
