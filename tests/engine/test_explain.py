@@ -12,14 +12,14 @@ from transformers import BertConfig, BertModel
 
 import blockformer
 from blockformer import explain, preset, warm_up
-from blockformer.engine import choices
+from blockformer.engine import choices, decoding
 
 
 @pytest.fixture
 def said(monkeypatch):
     """What is logged where a call runs uncompiled."""
     lines = []
-    monkeypatch.setattr(choices.logger, "warning", lines.append)
+    monkeypatch.setattr(decoding.logger, "warning", lines.append)
     return lines
 
 

@@ -1,14 +1,10 @@
-"""Whether fast paths are allowed, which matmuls are faster on this processor, and why a call took another loop."""
+"""Whether fast paths are allowed, and which matmuls are faster on this processor."""
 
 import os
-from collections import Counter
 from pathlib import Path
 
 import torch
 from torch.utils._device import DeviceContext
-from transformers.utils import logging
-
-logger = logging.get_logger(__name__)
 
 
 def is_switched_on() -> bool:
@@ -75,24 +71,3 @@ FASTER_HERE = _faster_here()
 def is_faster(way: str, dtype: torch.dtype) -> bool:
     """Whether a way to multiply matrices of this dtype is faster on this processor than PyTorch's own."""
     return FASTER_HERE.get((way, dtype), False)
-
-
-class OtherLoop(Exception):
-    """A call that goes to transformers' own loop. The message says why."""
-
-
-class Fallbacks:
-    """Why texts were written by transformers' own loop, and how often.
-
-    Args:
-        is_logged: whether a new reason is a warning, since somebody waited for a compiler.
-    """
-
-    def __init__(self, is_logged: bool):
-        self.reasons, self._is_logged = Counter[str](), is_logged
-
-    def note(self, reason: str) -> None:
-        """Count a call, and log its reason if that is a new one."""
-        self.reasons[reason] += 1
-        if self.reasons[reason] == 1 and self._is_logged:
-            logger.warning(f"writing runs uncompiled: {reason}.")

@@ -8,6 +8,7 @@ B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabula
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,15 +21,18 @@ from transformers.generation import (
     GenerationMixin,
     MaxLengthCriteria,
 )
+from transformers.utils import logging
 
 from ..model.compat import CACHE
 from ..watched import Modules, gives_arguments, is_watched, unknown_code
 from .attention import PreparedAttention, is_in_use
-from .choices import Fallbacks, OtherLoop, is_enabled
+from .choices import is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
 from .search import BeamSearch, Sampling
+from .step_functions import OtherLoop
 from .step_parts import has_state, held_by
 
+logger = logging.get_logger(__name__)
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 _MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that write at once
 _SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}
@@ -191,6 +195,23 @@ class Decoding:
         steps = free or Steps(call.parts, prompt, room, scores.shape[-1])
         steps.begin(prompt, call.input_ids, call.ends, call.pad)
         return steps, scores
+
+
+class Fallbacks:
+    """Why texts were written by transformers' own loop, and how often.
+
+    Args:
+        is_logged: whether a new reason is a warning, since somebody waited for a compiler.
+    """
+
+    def __init__(self, is_logged: bool):
+        self.reasons, self._is_logged = Counter[str](), is_logged
+
+    def note(self, reason: str) -> None:
+        """Count a call, and log its reason if that is a new one."""
+        self.reasons[reason] += 1
+        if self.reasons[reason] == 1 and self._is_logged:
+            logger.warning(f"writing runs uncompiled: {reason}.")
 
 
 class Call:

@@ -27,11 +27,11 @@ from ..model.token_inputs import OF_LAYERS
 from ..model.varied_attention import VARIED
 from ..watched import is_bare
 from .attention import PreparedAttention, StepAttention
-from .choices import ONEDNN, OtherLoop, is_faster
+from .choices import ONEDNN, is_faster
 from .compiler import has_compiler
 from .few_rows import MOST_ROWS, as_rows, computed_once, multiplied, rows_of
 from .linear import OrderedLinear, QuickLinear, by_onednn_in_a_graph, in_columns
-from .step_functions import NO_CODE, StepFunctions
+from .step_functions import NO_CODE, OtherLoop, StepFunctions
 
 logger = logging.get_logger(__name__)
 # Names of sibling layers with the same input.

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .choices import OtherLoop
 from .compiler import compiled, is_of_compiler, progress
 from .few_rows import BLOCK
 from .search import choose
@@ -28,6 +27,10 @@ _COMPILING = threading.Lock()
 # Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function. By
 # hand: more in one function take longer to compile, in proportion.
 _SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
+
+
+class OtherLoop(Exception):
+    """A call that goes to transformers' own loop, or a step that the model's `forward` takes. The message says why."""
 
 
 def twin(module: nn.Module, copied: Callable = copy.copy) -> nn.Module:
