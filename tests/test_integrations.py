@@ -15,7 +15,16 @@ from fork_server import PROGRAMS
 from pairs import VOCAB, assert_close, config, left_padded, model, official_copy, pair, token_ids, train
 from test_gradients import HEADS, model_and_inputs
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, BertConfig, BertForMaskedLM, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    pipeline,
+)
 
 import blockformer
 
@@ -534,9 +543,37 @@ def test_the_default_targets_are_those_of_llama_whose_names_ours_are():
     constants = pytest.importorskip("peft.utils.constants")
     config = model().config
     config.to_dict()
-    tables = [table for table in vars(constants).values() if isinstance(table, dict) and "llama" in table]
+    tables = {name: table for name, table in vars(constants).items() if isinstance(table, dict) and "llama" in table}
+    tables.pop("TRANSFORMERS_MODELS_TO_LNTUNING_TARGET_MODULES_MAPPING")  # norms have names of ours: see the next test
     assert len(tables) > 5
-    assert all(table[config.model_type] == table["llama"] for table in tables)
+    assert all(table[config.model_type] == table["llama"] for table in tables.values())
+
+
+SIDES = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")}
+WITH_NORMS = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3)),
+    "bart": (BartForConditionalGeneration, BartConfig(vocab_size=VOCAB, d_model=32, init_std=0.3, **SIDES)),
+}
+
+
+@pytest.mark.parametrize("family", ["llama", *WITH_NORMS])
+def test_norms_are_tuned_by_default_where_they_are_in_the_official_class(family, tmp_path):
+    peft = pytest.importorskip("peft")
+    if family in WITH_NORMS:
+        torch.manual_seed(0)
+        official_class, settings = WITH_NORMS[family]
+        official_class(settings).save_pretrained(tmp_path)
+        models = blockformer.from_official(tmp_path), official_class.from_pretrained(tmp_path)
+    else:
+        models = pair(family, **MILD)
+    ids, counts, logits = token_ids(2, 9), [], []
+    for a_model in models:
+        adapted = peft.get_peft_model(a_model.eval(), peft.LNTuningConfig())
+        counts.append(sum(each.numel() for each in adapted.parameters() if each.requires_grad))
+        train(adapted, ids, steps=2, rate=0.05)
+        logits.append(logits_of(adapted.eval(), ids))
+    assert counts[0] == counts[1]
+    assert_close(*logits)
 
 
 @pytest.mark.parametrize("method", ["PrefixTuningConfig", "PromptTuningConfig"])

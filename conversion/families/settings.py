@@ -198,7 +198,7 @@ class Settings:
         Raises:
             ConversionError: naming every official setting that ours cannot express.
         """
-        plain = without(official) if self.low_bits and AWQ.is_told(official) else official
+        plain = without(official) if self.low_bits and AWQ.is_told(official) else without_empty(official)
         defaults = self.defaults.to_dict()
         bad = self._unsupported(plain, defaults)
         if head.ours.startswith("BlockformerEncoderDecoder") and not plain.get("is_encoder_decoder", True):

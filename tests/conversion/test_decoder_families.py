@@ -564,6 +564,23 @@ def test_token_types_add_the_vectors_of_tokens(tmp_path, row):
     assert_verified(convert(tmp_path / "ours", tmp_path / "back", to_official=True, family=row.family, verify="quick"))
 
 
+@torch.no_grad()
+def test_a_4d_mask_has_the_windows_of_gpt_neo_where_the_caller_puts_them(tmp_path):
+    """Its official class always does, other classes with windows take a mask as it is."""
+    theirs = model_of(next(row for row in ROWS if row.family == "gpt_neo"), SIZES)
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path).eval()
+    ids, places = torch.randint(3, 90, (2, 20), generator=torch.Generator().manual_seed(0)), torch.arange(20)
+    back = (places[:, None] - places).expand(2, 1, 20, 20)
+    in_one_text = (back >= 0) & (places[:, None] // 11 == places // 11)
+    full, sliding = (
+        torch.zeros(back.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+        for seen in (in_one_text, in_one_text & (back < ours.config.sliding_window))
+    )
+    given = {"full_attention": full, "sliding_attention": sliding}
+    assert_close(ours(ids, attention_mask=given).logits, theirs(ids, attention_mask=full).logits)
+
+
 @pytest.mark.parametrize("family", ["smollm3", "cohere2", "exaone4"])
 def test_a_model_of_so_few_layers_that_all_rotate_goes_out(tmp_path, family):
     sizes = {

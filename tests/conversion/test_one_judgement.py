@@ -103,6 +103,7 @@ TAKEN = {
     "pickle under state_dict": (LLAMA, pickled("state_dict")),
     "pickle of an encoder": (BERT, pickled("state_dict")),
     "empty quantization_config": (LLAMA, told(quantization_config={})),
+    "quantization_config of no method": (LLAMA, told(quantization_config={"quant_method": "none"})),
     "headless masked LM": (BERT, told(architectures=["MPNetForMaskedLM"])),
     "another spelling of the class": (LLAMA, told(architectures=["LLaMAForCausalLM"])),
     "class name of FSDP": (LLAMA, told(architectures=["FSDPLlamaForCausalLM"])),

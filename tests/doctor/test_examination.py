@@ -300,9 +300,10 @@ def test_weights_in_blocks_of_8_bits_are_left_as_they_are(tmp_path):
     assert "model_type 'nonesuch' is not supported" in told(diagnose(tmp_path / "source", quick=True))
 
 
-def test_an_empty_quantization_config_is_none(tmp_path):
+@pytest.mark.parametrize("entry", [{}, None, {"quant_method": "none"}])
+def test_an_empty_quantization_config_is_none(tmp_path, entry):
     official_folder(tmp_path / "source", "llama", "LlamaForCausalLM", **LLAMA)
-    edit_config(tmp_path / "source", quantization_config={})
+    edit_config(tmp_path / "source", quantization_config=entry)
     assert diagnose(tmp_path / "source", quick=True).status == 0
 
 

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -92,6 +93,7 @@ def test_bfloat16_loses_no_more_than_it_does_in_transformers():
     [
         (AutoModel, BlockformerDecoderModel),
         (AutoModelForCausalLM, BlockformerDecoderForCausalLM),
+        (AutoModelForPreTraining, BlockformerDecoderForCausalLM),
         (AutoModelForSequenceClassification, BlockformerDecoderForSequenceClassification),
         (AutoModelForTokenClassification, BlockformerDecoderForTokenClassification),
         (AutoModelForQuestionAnswering, BlockformerDecoderForQuestionAnswering),

@@ -68,6 +68,8 @@ def test_rotation_depends_on_distance_only():
     [
         ({"full_attention": {}}, "need one dict for each of 'full_attention' and 'sliding_attention'"),
         ({"full_attention": {}, "sliding_attention": 1e4}, "of a layer type must be a dict, not 10000.0"),
+        ({"full_attention": 5}, "need one dict for each of 'full_attention' and 'sliding_attention'"),
+        ({"full_attention": 5, "sliding_attention": 7}, "of a layer type must be a dict, not 5"),
         ({"full_attention": {}, "sliding_attention": {"rope_type": "yarm"}}, "Did you mean 'yarn'?"),
         ({"full_attention": {}, "sliding_attention": {"rope_theta": 0}}, "rope_theta must be a positive number"),
     ],
@@ -84,6 +86,7 @@ def test_wrong_rotations_by_layer_type_are_refused(rope, message):
     [
         (None, "rope_type must be one of default, linear, .*, not 'None'"),
         ({}, "rope_type must be one of default, linear, .*, not 'None'"),
+        (5, "rope_parameters must be a dict, not 5"),
         ({"type": "linear", "factor": 2.0, "rope_theta": 500.0}, "rope_type must be one of .*, not 'None'"),
         ({"rope_type": "linear", "factor": 2.0}, "rope_parameters of type 'linear' need 'rope_theta': add it"),
         ({"rope_type": "linear", "rope_theta": 500.0}, "rope_parameters of type 'linear' need 'factor': add it"),

@@ -17,6 +17,8 @@ from transformers import (
     GPT2LMHeadModel,
     Lfm2Config,
     Lfm2ForCausalLM,
+    MarianConfig,
+    MarianModel,
     T5Config,
     T5Model,
 )
@@ -66,6 +68,20 @@ def test_learned_positions_are_added_to_narrower_embeddings_in_their_own_dtype(d
     ours = blockformer.from_official(tmp_path).eval()
     embeds = ours.get_input_embeddings()(token_ids(2, 9, vocab=VOCAB)).detach().to(dtype)
     assert_close(ours(inputs_embeds=embeds).logits, theirs(inputs_embeds=embeds).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sinusoids_are_added_to_narrower_embeddings_in_the_model_s_dtype(dtype, tmp_path):
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 16, "init_std": 0.5}
+    sizes |= {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("ffn_dim", "attention_heads")}
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1, "decoder_start_token_id": 0}
+    theirs = MarianModel(MarianConfig(vocab_size=VOCAB, **sizes, **tokens)).eval()
+    theirs.save_pretrained(tmp_path)
+    ours, ids = blockformer.from_official(tmp_path).eval(), token_ids(2, 9, vocab=VOCAB)
+    embeds = theirs.get_input_embeddings()(ids).detach().to(dtype)
+    given = {"inputs_embeds": embeds, "decoder_inputs_embeds": embeds}
+    assert_close(ours(**given).last_hidden_state, theirs(**given).last_hidden_state)
 
 
 maps = pytest.mark.skipif(not hasattr(torch.func, "debug_unwrap"), reason="torch.func.debug_unwrap came with torch 2.7")

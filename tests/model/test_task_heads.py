@@ -140,6 +140,7 @@ def test_forward_names_what_the_official_classes_name(name):
 def test_the_class_for_pre_training_is_the_one_that_made_the_weights(tmp_path, fresh):
     ids, found = torch.arange(3, 9)[None], {}
     others = {"EncoderForMaskedLM": {"type_vocab_size": 1}, "EncoderDecoderForConditionalGeneration": {}}
+    others["DecoderForCausalLM"] = {}
     for name in ("EncoderForPreTraining", "EncoderForReplacedTokenDetection", *others):
         model = make(name, **others.get(name, {})).eval()
         blockformer.export_model(model, tmp_path / name)

@@ -41,6 +41,8 @@ def test_a_model_refuses_a_config_of_another_topology(kind, other):
             right = models_of(TOPOLOGIES[other])[0].__name__
             assert right in str(error.value) or "Model" in right
             assert "blockformer.reshape" in str(error.value)
+            named = str(error.value).partition(": use ")[2].partition(",")[0].split(" or ")
+            assert len(named) == len({*named})  # some serve two Auto classes
 
 
 def test_a_field_that_was_set_by_hand_is_checked_when_the_model_is_built():

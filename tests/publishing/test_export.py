@@ -47,6 +47,15 @@ def test_an_exported_repo_is_complete(tmp_path, model, tiny_tokenizer):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
 
 
+@pytest.mark.parametrize(("preset", "task"), [("t5", "Seq2SeqLM"), ("gpt2", "CausalLM"), ("roberta", "MaskedLM")])
+def test_a_card_names_the_auto_class_of_the_task(tmp_path, preset, task):
+    """AutoModelForPreTraining loads the same model."""
+    config = blockformer.preset(preset)
+    config.architectures = [full_auto_map(config)[f"AutoModelFor{task}"].partition(".")[2]]
+    card = write_card(tmp_path, config).read_text()
+    assert {*re.findall(r"AutoModel\w+", card)} == {f"AutoModelFor{task}"}
+
+
 def test_a_model_with_parts_of_its_own_is_refused(tmp_path, model):
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False))
     with pytest.raises(ValueError, match=r"PeftModelForCausalLM only contains .*: merge adapters into it first"):

@@ -20,7 +20,7 @@ from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.groups import Group, Target, targets_of
 from blockformer.conversion.rules.operations import Identity
 from blockformer.files.errors import ConversionError, MisfitError, shown
-from blockformer.files.quantized import FIELDS, check_plain, packed_by_mlx
+from blockformer.files.quantized import check_plain, packed_by_mlx, quantized_entries
 from blockformer.files.quiet import quiet
 from blockformer.files.safetensors_io import TensorInfo
 from blockformer.publishing.repo_code import full_auto_map
@@ -212,7 +212,7 @@ def _drop_stale_quantization(found: Examination) -> None:
     try:
         check_plain(found.config, found.checkpoint.tensors)
     except ConversionError as error:
-        entry = next(name for name in FIELDS if found.config.get(name))
+        entry = quantized_entries(found.config)[0]
         said = str(error).partition("\n")[0].rstrip(":")
         found.findings.append(Finding("quantization", ERROR, said, f"remove {entry}", True, (entry,)))
         del found.config[entry]
@@ -225,7 +225,7 @@ def _names_and_shapes(
     """Plan with the config as it is now: findings, changes, and entries of the config that fit better."""
     checkpoint, entries = found.checkpoint, found.config
     is_composite = str(entries.get("model_type")) in COMPOSITES
-    if is_composite or any(entries.get(name) for name in FIELDS):
+    if is_composite or quantized_entries(entries):
         problem = _problem_as_it_is(found, names, options)
         if problem is None or is_composite:
             return [] if problem is None else [of_error(problem)], [], {}

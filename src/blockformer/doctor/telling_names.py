@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from blockformer.files.quantized import FIELDS, OUR_BITS, lost_quantization
+from blockformer.files.quantized import OUR_BITS, lost_quantization, quantized_entries
 from blockformer.files.safetensors_io import HasHeader
 from blockformer.files.telling_tensors import (
     OF_LORA,
@@ -38,7 +38,8 @@ def not_a_model(
         return Finding("adapter", ERROR, *computed)
     if foreign := of_another_framework(names, known):
         return Finding("framework", ERROR, *foreign)
-    if not any(entries.get(name) for name in (*FIELDS, OUR_BITS)) and (packed := lost_quantization(tensors)):
+    is_told = quantized_entries(entries) or entries.get(OUR_BITS)
+    if not is_told and (packed := lost_quantization(tensors)):
         return Finding("quantization", ERROR, *packed)
     return _several(names, known) or _empty(tensors)
 

@@ -12,7 +12,7 @@ from blockformer.conversion.rules.ties import check_tied
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.progress import Progress
-from blockformer.files.quantized import EIGHT_BITS, FIELDS
+from blockformer.files.quantized import EIGHT_BITS, quantized_entries
 from blockformer.files.safetensors_io import TensorInfo
 
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
@@ -56,7 +56,7 @@ def of_dtypes(
         entries: of `config.json`.
         kept: see `kept_wide`.
     """
-    if any(entries.get(name) for name in FIELDS):
+    if quantized_entries(entries):
         return []
 
     def may_differ(name: str, dtype: torch.dtype) -> bool:

@@ -9,7 +9,7 @@ from .errors import ConversionError, listed, shown
 from .safetensors_io import HasHeader
 
 FIELDS = ("quantization_config", "compression_config")
-"""Entries of an official `config.json`; one that is empty is none."""
+"""Entries of an official `config.json`."""
 OUR_BITS = "linear_bits"
 """The entry of our layout that says the same."""
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -20,9 +20,15 @@ REMEDY = (
 """For weights that are quantized in another way."""
 
 
+def quantized_entries(entries: Mapping[str, Any]) -> list[str]:
+    """The names in `FIELDS` under which there is a method; transformers skips one that is called "none"."""
+    return [name for name in FIELDS if entries.get(name) and _method(entries[name]) != "none"]
+
+
 def without_empty(official: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries without empty ones of `FIELDS`, which transformers refuses to load."""
-    return {name: value for name, value in official.items() if name not in FIELDS or value}
+    """The entries without those in `FIELDS` that name no method; empty ones transformers refuses to load."""
+    named = quantized_entries(official)
+    return {name: value for name, value in official.items() if name not in FIELDS or name in named}
 
 
 def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -> None:
@@ -31,13 +37,13 @@ def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -
     Raises:
         ConversionError: it does; it says which entry to remove.
     """
-    told = [name for name in FIELDS if official.get(name)]
-    if told and all(info.dtype in PLAIN for info in tensors.values()):
-        method = _method(official[told[0]])
+    names = quantized_entries(official)
+    if names and all(info.dtype in PLAIN for info in tensors.values()):
+        method = _method(official[names[0]])
         kinds = [f"{shown(name)} is {str(info.dtype).removeprefix('torch.')}" for name, info in tensors.items()]
         raise ConversionError(
-            f"config.json: {told[0]} is for weights quantized by {shown(method)}, but all weights are plain: the "
-            f"model was merged or dequantized, so remove {told[0]} from config.json:{listed(kinds)}"
+            f"config.json: {names[0]} is for weights quantized by {shown(method)}, but all weights are plain: the "
+            f"model was merged or dequantized, so remove {names[0]} from config.json:{listed(kinds)}"
         )
 
 
@@ -135,9 +141,9 @@ def refuse_quantized(entries: Mapping[str, Any], tensors: Mapping[str, HasHeader
         ConversionError: it says what to do.
     """
     check_plain(entries, tensors)
-    if told := [name for name in FIELDS if entries.get(name)]:
-        method = _method(entries[told[0]])
+    if names := quantized_entries(entries):
+        method = _method(entries[names[0]])
         raise ConversionError(
-            f"config.json: {told[0]}: the weights are quantized by {shown(method)}, which only loading reads; make "
+            f"config.json: {names[0]}: the weights are quantized by {shown(method)}, which only loading reads; make "
             "plain ones with dequantize() of transformers, or take the repo from before"
         )

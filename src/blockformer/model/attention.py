@@ -200,9 +200,8 @@ def layer_type_of(config, layer_idx: int, is_causal: bool) -> str:
 
 def _head_norm(config, heads: int):
     """The norm of queries or keys, as `qk_norm` names it."""
-    size = config.head_dim
-    sizes = {True: (size,), "rotated": (size,), "per_head": (heads, size), "projection": (heads * size,)}
-    return make_norm(config, *sizes[config.qk_norm]) if config.qk_norm else None
+    sizes = {"per_head": (heads, config.head_dim), "projection": (heads * config.head_dim,)}
+    return make_norm(config, *sizes.get(config.qk_norm, (config.head_dim,))) if config.qk_norm else None
 
 
 class Attention(nn.Module):
@@ -393,7 +392,6 @@ class Attention(nn.Module):
             refuse_backends(self.config, "paged", "soft cap of scores")
         if self.is_pruned:
             refuse_backends(self.config, ("vllm", "paged"), "layer of fewer heads")
-        if self.has_sinks:
-            refuse_backends(self.config, ("flash", "vllm", "paged"), "attention sink")
-        if self.has_relative_terms:
-            refuse_backends(self.config, ("flash", "vllm", "paged"), "relative position term")
+        if self.has_sinks or self.has_relative_terms:
+            what = "attention sink" if self.has_sinks else "relative position term"
+            refuse_backends(self.config, ("flash", "vllm", "paged"), what)

@@ -35,7 +35,8 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "4, or None for plain weights": lambda value: is_integer(value) and value == 4,
     "a token": lambda value: True,
     "a list": lambda value: True,
-    "a dict": lambda value: True,
+    "a dict": lambda value: isinstance(value, dict),
+    "a dict, layer type -> a dict": lambda value: isinstance(value, dict) and {*map(type, value.values())} <= {dict},
     "a list of names": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     "a dict, layer -> list of heads": lambda value: (
         isinstance(value, dict)

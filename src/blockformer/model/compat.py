@@ -12,6 +12,7 @@ import transformers
 
 OLDEST, NEWEST = "5.5", "5.24"  # the releases of transformers that this code is tested with
 _MODULES = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj norm".split())
+_NORMS = [f"{of}_{at}_norm" for of in ("self_attn", "cross_attn", "mlp") for at in ("input", "pre", "output", "post")]
 
 try:
     if [int(part) for part in transformers.__version__.split(".")[:2]] < [int(part) for part in OLDEST.split(".")]:
@@ -91,7 +92,8 @@ def tell_peft(model_type: str) -> None:
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and model_type not in table:
             lists = [each for each in table.copy().values() if isinstance(each, list) and _MODULES.intersection(each)]
             if lists:
-                table[model_type] = max(lists, key=lambda names: len(_MODULES.intersection(names)) / len(names))
+                names = max(lists, key=lambda names: len(_MODULES.intersection(names)) / len(names))
+                table[model_type] = ["norm", *_NORMS] if "norm" in names else names
 
 
 def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:

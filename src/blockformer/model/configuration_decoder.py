@@ -64,6 +64,7 @@ class BlockformerDecoderConfig(
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",
         "AutoModel": "modeling_decoder.BlockformerDecoderModel",
+        "AutoModelForPreTraining": "modeling_decoder.BlockformerDecoderForCausalLM",
         "AutoModelForCausalLM": "modeling_decoder.BlockformerDecoderForCausalLM",
         "AutoModelForSequenceClassification": "modeling_decoder.BlockformerDecoderForSequenceClassification",
         "AutoModelForTokenClassification": "modeling_decoder.BlockformerDecoderForTokenClassification",

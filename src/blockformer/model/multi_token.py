@@ -48,8 +48,7 @@ class MultiTokenFields(Part):
             if value and value != "sequential":
                 raise ValueError(f"{what} is not supported with {name}={value!r}: leave one of the two out.")
         if self.position_type not in ("rotary", "none"):
-            fix = "use 'rotary' or 'none'"
-            raise ValueError(f"{what} is not supported with position_type={self.position_type!r}: {fix}.")
+            raise ValueError(f"{what} does not work with position_type={self.position_type!r}: use 'rotary' or 'none'.")
         if self.embedding_size != self.hidden_size:
             raise ValueError(f"{what} needs embedding_size={self.hidden_size}, which is hidden_size: leave it out.")
         if self.nextn_final_norm == "shared" and not self.final_norm:
@@ -147,8 +146,7 @@ def multi_token_loss(model, hidden_states, inputs: dict, targets, num_items_in_b
         positions = flattened_positions(starts, targets.shape)
     own = further = None if positions is None else starts_of(positions).cumsum(-1)
     items = count_of(targets, num_items_in_batch, hidden_states.device)
-    given = {"attention_mask": mask, "position_ids": positions, "use_cache": False, **named}
-    given["final_norm"] = _shared_norm(model)
+    given = {"attention_mask": mask, "position_ids": positions, "use_cache": False, "final_norm": _shared_norm(model)}
     total = hidden_states.new_zeros((), dtype=torch.float32)
     for layer in model.mtp:
         vectors, targets = _moved(vectors), _moved(targets, IGNORED)
@@ -156,7 +154,7 @@ def multi_token_loss(model, hidden_states, inputs: dict, targets, num_items_in_b
         if own is not None:  # nor of the last tokens of a sequence about the next one in their row
             further = _moved(further)
             asked = asked.masked_fill(own != further, IGNORED)
-        hidden_states = layer(hidden_states, vectors, **given)
+        hidden_states = layer(hidden_states, vectors, **given, **named)
         total = total + model.logits_and_loss(hidden_states, asked, items, False, label_smoothing)[1]
     return total / len(model.mtp)
 

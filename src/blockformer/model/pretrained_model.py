@@ -126,7 +126,7 @@ def _check_topology(model_class, config) -> None:
     """Refuse a config of another topology: such a model would train, and nothing could load it again."""
     wanted = model_class.config_class
     if wanted is not None and getattr(config, "auto_classes", {}).get("AutoModel") != wanted.auto_classes["AutoModel"]:
-        names = [target.rpartition(".")[2] for target in list(getattr(config, "auto_classes", {}).values())[1:]]
+        names = {target.rpartition(".")[2]: None for target in [*getattr(config, "auto_classes", {}).values()][1:]}
         fix = f"use {' or '.join(names)}, or turn a model into another topology with blockformer.reshape"
         official = "blockformer.preset makes one, and blockformer.from_official loads an official checkpoint"
         what = f"{model_class.__name__} needs a {wanted.__name__}, not a {type(config).__name__}"
@@ -153,9 +153,8 @@ def _check_missing(model, source, missing, unexpected) -> None:
 def _new_parts(model, missing) -> set:
     """Missing weights that may be new: head and pooler of another class than the checkpoint's, cross-attention."""
     body = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
-    new = set()
-    if type(model).__name__ not in (model.config.architectures or ()):
-        new |= {name for name in missing if not name.startswith(body) or name.startswith(f"{body}pooler.")}
+    is_other = type(model).__name__ not in (model.config.architectures or ())
+    new = {name for name in missing if is_other and (not name.startswith(body) or name.startswith(f"{body}pooler."))}
     for mark in [".cross_attn"] * model.config.add_cross_attention + ["mtp."]:
         part = {name for name in model.state_dict() if mark in name}
         new |= part if part <= set(missing) else set()

@@ -44,11 +44,11 @@ class RotaryFields(PositionFields):
         if self.position_type != "rotary":
             super().fill_rope_parameters(given, rope_theta)
             return
-        given = given or self.rope_parameters or {}
-        if not isinstance(given, dict) or not any(isinstance(value, dict) for value in given.values()):
+        given, types = given or self.rope_parameters or {}, sorted(set(self.layer_types))
+        named = given.items() if isinstance(given, dict) else ()
+        if not any(isinstance(value, dict) or name in types for name, value in named):
             self.rope_parameters = self._full_rope(given, rope_theta)
             return
-        types = sorted(set(self.layer_types))
         if not set(types) <= set(given) <= {*types, "full_attention", "sliding_attention"}:
             names = " and ".join(f"'{name}'" for name in types)
             raise ValueError(f"rope_parameters by layer type need one dict for each of {names}, not {sorted(given)}.")
@@ -140,9 +140,8 @@ class RotaryPositions(ComputedPositions):
         with torch.device("cpu"):
             frequencies, self.attention_scaling = compute(layer_type=self.layer_type)
             if self.rope_type == "longrope":
-                length = self.rope["original_max_position_embeddings"] + 1
-                longer, _ = compute(layer_type=self.layer_type, seq_len=length)
-                frequencies = torch.stack((frequencies, longer))
+                long, _ = compute(layer_type=self.layer_type, seq_len=self.rope["original_max_position_embeddings"] + 1)
+                frequencies = torch.stack((frequencies, long))
         return frequencies
 
     def _frequencies_of(self, theta, device):

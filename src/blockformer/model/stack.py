@@ -249,7 +249,7 @@ class Stack(BlockformerPreTrainedModel):
     def _embed(self, hidden_states, position_ids):
         if self.embed_positions is not None:
             vectors, kind = self.embed_positions(position_ids), self.config.position_type
-            hidden_states = hidden_states + (vectors if kind in LEARNED else vectors.to(hidden_states.dtype))
+            hidden_states = hidden_states + (vectors if kind in LEARNED else vectors.to(self.dtype))
         if self.embedding_norm is not None:
             hidden_states = self.embedding_norm(hidden_states)
         hidden_states = F.dropout(hidden_states, self.dropout) if self.training else hidden_states

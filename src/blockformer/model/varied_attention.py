@@ -27,7 +27,7 @@ class VariedFields(RotaryFields, AttentionFields):
     """The fields of attention that is not the same in all layers."""
 
     attention_by_type: dict | None = axis(
-        None, "a dict", "attention", "layer type -> its own head_dim, num_key_value_heads and keys_as_values"
+        None, "a dict, layer type -> a dict", "attention", "a type's head_dim, num_key_value_heads and keys_as_values"
     )
     num_shared_kv_layers: int = axis(
         0, "an integer of 0 or more", "attention", "last layers, which reuse an earlier layer's keys and values"
@@ -47,16 +47,12 @@ class VariedFields(RotaryFields, AttentionFields):
             value = getattr(self, wrong[0])
             raise ValueError(f"{what} is not supported with {wrong[0]}={value!r}: leave one of the two out.")
         if self.position_type not in ("rotary", "none"):
-            fix = "use 'rotary' or 'none'"
-            raise ValueError(f"{what} is not supported with position_type={self.position_type!r}: {fix}.")
+            raise ValueError(f"{what} does not work with position_type={self.position_type!r}: use 'rotary' or 'none'.")
         self._check_types()
         self._check_shared()
 
     def _check_types(self) -> None:
-        by_type = {} if self.attention_by_type is None else self.attention_by_type
-        if not isinstance(by_type, dict) or not all(isinstance(each, dict) for each in by_type.values()):
-            raise ValueError(f"attention_by_type must be a dict, layer type -> a dict, not {by_type!r}.")
-        for kind, settings in by_type.items():
+        for kind, settings in (self.attention_by_type or {}).items():
             if kind not in self.layer_types:
                 raise ValueError(f"attention_by_type names {kind!r}, which layer_types does not: take it out.")
             for name, value in settings.items():
@@ -67,7 +63,7 @@ class VariedFields(RotaryFields, AttentionFields):
             if self.num_attention_heads % (count := settings.get("num_key_value_heads", 1)):
                 heads = f"num_attention_heads ({self.num_attention_heads})"
                 raise ValueError(f"{heads} is not a multiple of num_key_value_heads ({count}) of {kind!r}.")
-        self.attention_by_type = by_type or None
+        self.attention_by_type = self.attention_by_type or None
 
     def _check_shared(self) -> None:
         if not (shared := self.num_shared_kv_layers):

@@ -61,8 +61,9 @@ def write_card(
     """
     architecture = (config.architectures or ["BlockformerDecoderForCausalLM"])[0]
     entries: dict[str, Any] = {**(front or {}), **({"base_model": base_model} if base_model else {})}
-    classes = full_auto_map(config).items()
-    auto_class = next((auto for auto, code in classes if code.endswith(f".{architecture}")), "AutoModel")
+    serving = [auto for auto, code in full_auto_map(config).items() if code.endswith(f".{architecture}")]
+    usual = [auto for auto in serving if auto != "AutoModelForPreTraining"]  # which loads what others load, too
+    auto_class = next(iter(usual + serving), "AutoModel")
     task = next((tag for ending, tag in TASKS.items() if architecture.endswith(ending)), "feature-extraction")
     reads = has_tokenizer(Path(folder))
     generation = _generation(Path(folder))

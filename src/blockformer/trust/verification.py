@@ -33,7 +33,7 @@ from ..files.named_code import (
     other_repo,
 )
 from ..files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
-from ..files.quantized import check_plain
+from ..files.quantized import check_plain, quantized_entries
 from ..files.side_file_kinds import STORE, digest, is_plain
 from ..files.sources import LISTED, WEIGHT_CHOICES, files_in, folder_of, for_the_hub, why_not_fetched
 from ..model.axes import BLOCKS
@@ -336,7 +336,7 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
             if cls.can_generate():
                 _check_generation(checkpoint, found)
         check_plain(config, tensors)
-        if config.get("quantization_config"):
+        if quantized_entries(config):
             found.weights_compared = False
             found.notes.append("weights quantized by another library: names and shapes are not compared")
             return
