@@ -216,7 +216,8 @@ class Stack(BlockformerPreTrainedModel):
         own = places if fits or not is_mask else places.clamp(max=self.config.max_position_embeddings - 1)
         if self.config.padding_position != "index":
             is_token, own = padding_before(self.config, places, is_token, input_ids)
-        positions = places[None] if is_token is None else counted_positions(is_token, own, 0 if is_mask else places[0])
+        columns, first = (places, 0) if is_mask else (slice(None), past)  # a mask may cover a static cache's empty room
+        positions = places[None] if is_token is None else counted_positions(is_token, columns, own, first)
         if not fits:
             one = positions.shape[0] == 1 and not is_mask
             check_positions(self.config, positions, positions.shape, longest if one else None)
