@@ -47,10 +47,11 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         # Added, not filled in: padding that sees nothing has gradients too, for the label of a row's first token.
         attention_mask = (~attention_mask).to(scores.dtype) * (torch.finfo(scores.dtype).min / 2)
-    scores = scores if attention_mask is None else scores + attention_mask
+    wide = torch.promote_types(scores.dtype, torch.float32)  # in which no row that sees nothing becomes -inf
+    scores = scores if attention_mask is None else scores + attention_mask.to(wide)
     if (s_aux := kwargs.get("s_aux")) is not None:
         scores = torch.cat((scores, s_aux[None, :, None, None].expand(*scores.shape[:3], 1).to(scores.dtype)), dim=-1)
-    probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
+    probabilities = scores.softmax(dim=-1, dtype=wide).to(query.dtype)[..., : key.shape[2]]
     probabilities = F.dropout(probabilities, dropout, module.training)
     return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
 
