@@ -182,6 +182,7 @@ class Decoding:
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
         length = call.input_ids.shape[1]
+        # On a CPU room for half as much again, by hand, also where buffers grow.
         longest = call.longest if self.by_graphs else min(length + length // 2, call.longest)
         room = room_for(longest + 1)
         with self._lock:
