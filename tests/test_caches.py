@@ -9,6 +9,7 @@ import transformers
 from encoder_decoders import t5_pair
 from packaging.version import Version
 from pairs import assert_close, latent_pair, left_padded, pair, token_ids
+from sizes import STRONG
 from transformers import BertConfig, BertModel, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import CacheLayerMixin, QuantizedCache, QuantizedLayer
 
@@ -195,6 +196,28 @@ def test_a_mask_may_cover_all_the_room_of_a_static_cache(models, name):
             model(token_ids(1, 5), past_key_values=cache)
             logits.append(model(token_ids(1, 1, seed=1), attention_mask=mask, past_key_values=cache).logits)
     assert_close(*logits)
+
+
+@pytest.mark.parametrize("name", ["decoder", "windows", "learned", "by token"])
+@torch.no_grad()
+def test_such_a_mask_may_show_room_that_is_still_empty(models, name):
+    """The tokens have the positions that they have with a mask of their own length, behind padding too."""
+    ours, theirs = models.get(name, (None, None))
+    if theirs is None:
+        fields = {"position_offset": 2, "padding_position": "by_token"} if name == "by token" else {}
+        ours = blockformer.BlockformerDecoderForCausalLM(preset("gpt2", **STRONG, **fields)).eval()
+    for padding in (0, 2):
+        whole = torch.ones(2, 16, dtype=torch.long)
+        whole[1, :padding] = 0
+        logits = []
+        for one, is_whole in ((ours, False), (ours, True), (theirs, True))[: 2 if theirs is None else 3]:
+            cache, parts = StaticCache(one.config, max_cache_len=16), []
+            for start, length in ((0, 5), (5, 1), (6, 3)):
+                ids, mask = token_ids(2, 9, vocab=96)[:, start : start + length], whole[:, : start + length]
+                parts.append(one(ids, attention_mask=whole if is_whole else mask, past_key_values=cache).logits)
+            logits.append(torch.cat(parts, 1)[:, padding:])
+        for found in logits[1:]:
+            assert_close(found, logits[0])
 
 
 def test_an_encoder_writes_no_text():

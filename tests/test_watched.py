@@ -9,7 +9,7 @@ from torch import nn
 
 import blockformer
 from blockformer import preset
-from blockformer.watched import unknown_code
+from blockformer.watched import Modules, unknown_code
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "vocab_size": 61,
@@ -31,6 +31,15 @@ class Doubled(nn.Linear):
 
     def forward(self, input):
         return 2 * super().forward(input)
+
+
+def test_a_step_reads_no_dropout_that_is_not_in_training():
+    model = blockformer.BlockformerDecoderForCausalLM(preset("gpt2", **STRONG)).eval()
+    modules, dropout = Modules(model), model.model.layers[0].dropout
+    dropout.p = 0.0
+    assert modules.are_untouched()
+    dropout.train()
+    assert not modules.are_untouched()
 
 
 @pytest.mark.parametrize("change", [

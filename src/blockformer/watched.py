@@ -14,7 +14,8 @@ from .model.axes import axes
 
 _SETTINGS = (bool, int, float, str, list, tuple, type(None))
 _TORCH_SETTINGS = (float, type(None))
-_NO_SETTINGS = ("training", "gradient_checkpointing", "name_or_path")  # the first is checked for every module
+# The first is checked for every module, and without it the second, a dropout's, is not read.
+_NO_SETTINGS = ("training", "p", "gradient_checkpointing", "name_or_path")
 # Packages whose modules treat each token by itself, unless a hook looks at rows, as an adapter for each row does.
 _KNOWN = ("blockformer", "torch", "transformers", "peft")
 # Packages whose modules a step can run.

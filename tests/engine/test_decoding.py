@@ -17,6 +17,7 @@ from transformers import (
     GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     PrefixConstrainedLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -404,6 +405,27 @@ def test_a_cache_that_a_call_returned_is_filled_by_the_next_one(name, beams, loo
     assert torch.equal(found[1][0], found[0][0])
     assert torch.equal(found[1][1], found[0][1])
     assert found[1][2] == found[0][2] > 11
+
+
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_a_cache_that_a_call_returned_is_filled_after_it_was_emptied(name, loop):
+    found = []
+    for model in make(name):
+        given = {**prompts([7]), "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+        cache = model.generate(**given, return_dict_in_generate=True).past_key_values
+        cache.reset()
+        found.append((model.generate(**given, past_key_values=cache), cache.get_seq_length()))
+    assert torch.equal(found[1][0], found[0][0])
+    assert found[1][1] == found[0][1] > 5
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("longest", [5, 8, 10])
+def test_a_criterion_of_the_caller_s_may_end_a_text_at_or_before_its_prompt(longest, beams, loop):
+    criteria = StoppingCriteriaList([MaxLengthCriteria(longest)])
+    settings = {"num_beams": beams, "max_new_tokens": 6, "eos_token_id": None, "stopping_criteria": criteria}
+    texts = assert_as_library(make("qwen3"), **prompts([8, 6]), **settings)
+    assert texts.shape[1] == max(longest, 9)
 
 
 class Louder(torch.nn.Module):

@@ -81,6 +81,24 @@ def test_the_packed_copy_follows_weights_that_come_to_lie_at_the_same_place():
         assert_near(layer(states), states.float() @ layer.dequantized(torch.float32))
 
 
+@pytest.mark.parametrize("change", ["another's first call", "a cast"])
+@torch.no_grad()
+def test_another_thread_in_the_middle_of_a_call_takes_no_copy_away(change, monkeypatch):
+    layer, plain = prepared_of(64, 64, 32)
+    usual = linear.PackedCopy.refresh
+
+    def refreshed(self):
+        usual(self)
+        if change == "a cast":
+            layer.to(torch.float32)
+        else:
+            vars(layer)["_copy"] = linear.PackedCopy(layer)
+
+    monkeypatch.setattr(linear.PackedCopy, "refresh", refreshed)
+    states = torch.randn(2, 64).bfloat16()
+    assert_near(layer(states), plain(states.float()))
+
+
 @torch.no_grad()
 def test_where_pytorch_has_no_such_matmul(monkeypatch):
     monkeypatch.setattr(linear, "_IS_THERE", False)

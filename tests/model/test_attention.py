@@ -6,6 +6,7 @@ import pairs
 import pytest
 import torch
 from pairs import assert_close, left_padded, pair, token_ids
+from sizes import STRONG
 from test_axes import HEADS, LAYERS, SIZES, VOCAB, WIDTH, bert_decoders
 
 import blockformer
@@ -29,6 +30,24 @@ def test_mixed_sliding_and_full_layers(backend):
     ours.set_attn_implementation(backend)
     ids = token_ids(2, 40)
     assert_close(ours(ids).logits, theirs(ids).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", TOPOLOGIES)
+def test_a_row_that_is_all_padding_is_finite_in_every_dtype(family, dtype):
+    torch.manual_seed(0)
+    config = blockformer.preset(family, **{**STRONG, "initializer_range": 0.2})
+    a_model = TOPOLOGIES[family](config).eval().to(dtype)
+    a_model.set_attn_implementation("eager")
+    ids = token_ids(2, 6, vocab=96)
+    given = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 6, [0] * 6])}
+    given |= {"decoder_input_ids": ids} if family == "t5" else {}
+    states = a_model(**given).last_hidden_state
+    alone = a_model(**{name: each[:1] for name, each in given.items()}).last_hidden_state
+    states.float().square().sum().backward()
+    assert states.isfinite().all()
+    assert all(weight.grad.isfinite().all() for weight in a_model.parameters() if weight.grad is not None)
+    assert_close(states[:1], alone, 1e-5 if dtype in (torch.float64, torch.float32) else 0.02)
 
 
 @pytest.mark.portable

@@ -4,8 +4,11 @@ import copy
 
 import pytest
 import torch
+import transformers
 from encoder_decoders import SMALL, VOCAB, t5_pair, target
 from pairs import assert_close, assert_gradients_close, model, pair, token_ids
+from sizes import TINY
+from torch import nn
 from transformers import (
     BertConfig,
     BertModel,
@@ -188,6 +191,36 @@ def test_training_drops_out_what_the_final_norm_gives_as_t5_does():
             states = one(input_ids=target(), decoder_input_ids=target())
             for name in ("last_hidden_state", "encoder_last_hidden_state"):
                 assert ((states[name] == 0).float().mean() - share).abs() < 0.1
+
+
+DEBERTA = {**TINY, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm"}
+DEBERTA |= {"share_att_key": True, "position_biased_input": False, "position_buckets": 8, "type_vocab_size": 0}
+DROPPING = {
+    "GPT2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}),
+    "Bert": ("BertForMaskedLM", {**TINY, "max_position_embeddings": 32}),
+    "DeBERTa": ("DebertaV2ForMaskedLM", DEBERTA),
+}
+
+
+@pytest.mark.parametrize("family", DROPPING)
+@torch.no_grad()
+def test_dropout_is_found_where_tools_look_for_it(family, tmp_path):
+    """They set `p` of each module to 0, as TRL does before it compares preferences, or put only these into training."""
+    name, sizes = DROPPING[family]
+    official = getattr(transformers, name)
+    torch.manual_seed(0)
+    theirs = official(official.config_class(vocab_size=VOCAB, **sizes)).eval()
+    theirs.save_pretrained(tmp_path)
+    ours, ids = blockformer.from_official(tmp_path).eval(), token_ids(2, 9, vocab=VOCAB)
+    for one in (theirs, ours):
+        still = one(ids).logits
+        for module in one.modules():
+            module.train(isinstance(module, nn.Dropout))
+        assert not torch.allclose(one(ids).logits, still, atol=1e-3)
+        for module in one.train().modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        assert torch.equal(one(ids).logits, still)
 
 
 def test_both_stacks_share_the_models_config():

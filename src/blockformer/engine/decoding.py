@@ -88,6 +88,7 @@ class Decoding:
 
     def write(self, model, input_ids, arguments: tuple, named: dict):
         """What the library's loop returns for prompts [B, T], or None for that loop, which has the same arguments."""
+        named = without_own_cache(named)
         try:
             call = self._checked(model, input_ids, arguments, named)
             steps, scores = self._read(call)
@@ -185,6 +186,7 @@ class Decoding:
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
         length = call.input_ids.shape[1]
+        # On a CPU room for half as much again, by hand, also where buffers grow.
         longest = call.longest if self.by_graphs else min(length + length // 2, call.longest)
         room = room_for(longest + 1)
         with self._lock:
@@ -241,7 +243,8 @@ class Call:
         sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
         self.kind = (len(input_ids) // sharing, sharing)
         self.parts: Any = self.by_model(self.kind[1])
-        self.longest = self.criteria.max_length or self.settings.max_length
+        longest = self.criteria.max_length or self.settings.max_length
+        self.longest = max(longest, self.held + 1)  # the library asks after each token, so it writes one at least
         ends = [each.eos_token_id for each in self.criteria if isinstance(each, EosTokenCriteria)]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
         self.pads_ended = any(hasattr(each, "eos_token_id") for each in self.criteria)
@@ -361,6 +364,19 @@ def beams_of(named: dict) -> int:
     return getattr(named.get("generation_config"), "num_beams", None) or 1
 
 
+def without_own_cache(named: dict) -> dict:
+    """Arguments of the library's loop without a cache that `generate` has made for them, if the caller never sees it.
+
+    It loses its mark: if the caller gets it, a later call may bring it as the caller's own, emptied.
+    """
+    cache = named.get(CACHE)
+    if not getattr(cache, "is_of_generate", False):
+        return named
+    cache.is_of_generate = False
+    is_returned = getattr(named["generation_config"], "return_dict_in_generate", False)
+    return named if is_returned or cache.get_seq_length() else {**named, CACHE: None}
+
+
 def seen_cache(named: dict):
     """The cache that the caller sees after a call of `generate` with these arguments of its loop; None if none is seen.
 
@@ -369,8 +385,7 @@ def seen_cache(named: dict):
     """
     cache, settings = named.get(CACHE), named["generation_config"]
     is_returned = getattr(settings, "return_dict_in_generate", False)
-    is_fresh = getattr(cache, "is_of_generate", False) and not cache.get_seq_length()  # no earlier call returned it
-    if cache is None or (is_fresh and not is_returned):
+    if cache is None:
         return None
     if type(cache) is not DynamicCache or cache.offloading or beams_of(named) > 1:
         raise OtherLoop("return_dict_in_generate is given" if is_returned else f"a {type(cache).__name__} is given")

@@ -157,7 +157,7 @@ def _writing(model) -> list[Part]:
     if steps is None:
         way = "plain PyTorch, keys and values written into buffers with room to spare"
         way = "plain PyTorch" if decoding is None else way
-        hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
+        hint = "" if model.config.kv_lora_rank else _COMPILE
         if (name := uncompiled_field(model.config)) is not None:
             hint = f"it is not compiled with {name}"
         return [Part("one more token", way, hint)]

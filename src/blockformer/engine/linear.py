@@ -243,10 +243,10 @@ class PreparedQuantizedLinear(QuantizedLinear):
     def forward(self, states):
         if not self._takes(states):
             return super().forward(states)
-        if self._copy is None:
-            vars(self)["_copy"] = PackedCopy(self)  # an attribute would be a part of the model
-        self._copy.refresh()
-        output = self._copy.multiply(states)
+        if (copy := self._copy) is None:
+            copy = vars(self)["_copy"] = PackedCopy(self)  # an attribute would be a part of the model
+        copy.refresh()  # this one, whatever other threads put there or a cast takes away
+        output = copy.multiply(states)
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def _takes(self, states) -> bool:

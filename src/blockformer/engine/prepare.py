@@ -167,7 +167,7 @@ def _check_compiles(model) -> None:
             f"compile=True needs 4-bit weights in groups of an even number of inputs; linear_group_size is "
             f"{model.config.linear_group_size}: prepare the model without it."
         )
-    if getattr(model.config, "kv_lora_rank", None):
+    if model.config.kv_lora_rank:
         raise ValueError(
             "compile=True on the CPU is not supported with latent attention (kv_lora_rank is set): prepare the model "
             "without it."

@@ -28,7 +28,7 @@ MOST_LATE = 8
 """Tokens that are launched after the last one of a text, at most; by hand."""
 _BETWEEN = MOST_LATE // 2  # tokens from one question whether the text has ended to the next; an answer is read one late
 _NEVER = -1e9  # the library's score of what is not to be chosen
-_BLOCK = 128  # logits of which the largest is found first
+_BLOCK = 128  # logits of which the largest is found first; by hand
 
 
 class Sampling:

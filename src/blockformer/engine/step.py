@@ -159,9 +159,9 @@ class CompiledSteps:
             OtherLoop: there are none.
         """
         config, rows = self._stack.config, sources * beams
-        if getattr(config, "num_experts", None) and rows > 1:  # rows that share an expert multiply by it together
+        if config.num_experts and rows > 1:  # rows that share an expert multiply by it together
             raise OtherLoop("a model with experts has more than one row to write")
-        is_low = bool(getattr(config, "linear_bits", None))
+        is_low = config.linear_bits is not None
         if is_low and (rows > MOST_ROWS or self._model.dtype is torch.float64):
             raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write, or is in float64")
         # 4-bit weights have no other matmul than loops.

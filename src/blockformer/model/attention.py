@@ -47,10 +47,11 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         # Added, not filled in: padding that sees nothing has gradients too, for the label of a row's first token.
         attention_mask = (~attention_mask).to(scores.dtype) * (torch.finfo(scores.dtype).min / 2)
-    scores = scores if attention_mask is None else scores + attention_mask
+    wide = torch.promote_types(scores.dtype, torch.float32)  # in which no row that sees nothing becomes -inf
+    scores = scores if attention_mask is None else scores + attention_mask.to(wide)
     if (s_aux := kwargs.get("s_aux")) is not None:
         scores = torch.cat((scores, s_aux[None, :, None, None].expand(*scores.shape[:3], 1).to(scores.dtype)), dim=-1)
-    probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
+    probabilities = scores.softmax(dim=-1, dtype=wide).to(query.dtype)[..., : key.shape[2]]
     probabilities = F.dropout(probabilities, dropout, module.training)
     return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
 
@@ -222,7 +223,8 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        self.dropout = config.attention_dropout
+        # A module, here and elsewhere: tools that turn dropout off or on look for one, or set its `p`.
+        self.dropout = nn.Dropout(config.attention_dropout) if config.attention_dropout else None
         self.softcap, self.clip_qkv = config.attn_logit_softcapping, config.clip_qkv
         self.has_relative_terms = adds_to_scores(config.position_type) and not is_cross_attention
         sliding = not is_cross_attention and layer_type_of(config, layer_idx, is_causal) == "sliding_attention"
@@ -302,7 +304,8 @@ class Attention(nn.Module):
 
         # vLLM and transformers read this source, too: one look-up and one call of what it finds.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        kwargs["dropout"], kwargs["sliding_window"] = self.dropout if self.training else 0.0, self.sliding_window
+        kwargs["dropout"] = self.dropout.p if self.training and self.dropout is not None else 0.0
+        kwargs["sliding_window"] = self.sliding_window
         output, probabilities = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
         if head_mask is not None:
             output = output.reshape(*hidden_states.shape[:2], query.shape[1], -1)

@@ -102,14 +102,14 @@ class Block:
             setattr(config, name, value)
         getattr(self.cls, "check_config", self._check_place)(config)
         for name, idle in _IDLE.get(self.axis, {}).items():
-            if (value := getattr(config, name, None)) not in idle and value not in BLOCKS.get(name, ()):
+            if (value := getattr(config, name)) not in idle and value not in BLOCKS.get(name, ()):
                 what = f"{self.axis}={self.value!r} is a block from outside, which does not read {name}={value!r}"
                 raise ValueError(f"{what}: leave {name} out.")
 
     def _check_place(self, config) -> None:
         """Refuse models in which the block could not do its work."""
         what = f"{self.axis}={self.value!r} is a block from outside, which"
-        groups, latent = (getattr(config, name, None) for name in ("num_hidden_groups", "kv_lora_rank"))
+        groups, latent = config.num_hidden_groups, config.kv_lora_rank
         keeps = getattr(self.cls, "before_cache", None) not in (None, Attention.before_cache)
         if self.axis == "attention_type" and keeps and groups not in (None, config.num_hidden_layers):
             why = f"tells layers apart by index, and with num_hidden_groups={groups} some layers share one"
@@ -125,7 +125,7 @@ class Block:
         if not config.is_decoder or config.bidirectional:
             raise ValueError(f"{what} needs a decoder that reads from left to right: leave it out.")
         for name in _WITHOUT_LAYERS:
-            if value := getattr(config, name, None):
+            if value := getattr(config, name):
                 raise ValueError(f"{what} is not supported with {name}={value!r}: leave {name} out.")
 
     @staticmethod

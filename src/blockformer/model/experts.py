@@ -87,7 +87,7 @@ class ExpertsFields(Part):
         for name in ("expert_bias", "expert_gate_limit") if not self.gated_mlp else ():
             if value := getattr(self, name):
                 raise ValueError(f"{name}={value} with gated_mlp=False is not supported: leave one of them out.")
-        if wrong := [name for name in _EXCLUDED if getattr(self, name, None)]:
+        if wrong := [name for name in _EXCLUDED if getattr(self, name)]:
             raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])} is not supported with experts: leave it out.")
 
     def share_out(self, plan, has_cross_attention):

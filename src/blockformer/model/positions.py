@@ -84,14 +84,13 @@ class ComputedPositions(nn.Module):
         return self
 
 
-def counted_positions(is_token, of_padding, first):
-    """Positions int64 [B, T]: `is_token` bool [B, S] says which keys are real, the last T are the new tokens'.
+def counted_positions(is_token, columns, of_padding, first):
+    """Positions int64 [B, T]: `is_token` bool [B, S] says which keys are real, its `columns` are the new tokens'.
 
     Real ones are counted from `first` on; padding takes its positions from `of_padding` [T].
     """
-    length = of_padding.shape[0]  # not `len`, which an exported graph would take for a constant
-    positions = is_token.long().cumsum(-1)[:, -length:] + (first - 1)
-    return torch.where(is_token[:, -length:], positions, of_padding)
+    positions = is_token.long().cumsum(-1)[:, columns] + (first - 1)
+    return torch.where(is_token[:, columns], positions, of_padding)
 
 
 def flattened_positions(cu_seq_lens, shape):

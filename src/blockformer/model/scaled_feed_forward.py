@@ -40,7 +40,7 @@ class ScaledFeedForward(FeedForward):
     @staticmethod
     def check_config(config) -> None:
         """It has a gate, and is the network of every layer."""
-        wrong = {"gated_mlp": not config.gated_mlp, "num_experts": getattr(config, "num_experts", None)}
+        wrong = {"gated_mlp": not config.gated_mlp, "num_experts": config.num_experts}
         if named := [name for name, is_wrong in wrong.items() if is_wrong]:
             value = getattr(config, named[0])
             raise ValueError(f"mlp_type='scaled' is not supported with {named[0]}={value!r}: leave one of them out.")

@@ -183,7 +183,7 @@ class StateSpace(MatrixStates):
         heads, groups = config.mamba_n_heads, config.mamba_n_groups
         if heads % groups:
             raise ValueError(f"mamba_n_heads ({heads}) is not a multiple of mamba_n_groups ({groups}).")
-        if (has := getattr(config, "mlp_layers", None)) is None:
+        if (has := config.mlp_layers) is None:
             return
         is_list = isinstance(has, list) and all(isinstance(each, bool) for each in has)
         if not is_list or len(has) != config.num_hidden_layers:

@@ -83,7 +83,7 @@ class StateLayer(nn.Module):
         if not config.is_decoder:
             raise ValueError(f"{what}, which needs a decoder: a state only knows what came before.")
         for name in WITHOUT_STATES:
-            if value := getattr(config, name, None):
+            if value := getattr(config, name):
                 raise ValueError(f"{what}, which is not supported with {name}={value!r}: leave {name} out.")
         if adds_to_scores(config.position_type):
             fix = "use 'rotary', 'learned', 'sinusoidal' or 'none'"

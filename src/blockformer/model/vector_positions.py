@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from .axes import Part, axis
 from .positions import LEARNED, SINUSOIDAL
@@ -40,13 +39,12 @@ def padding_before(config, places, is_token, input_ids):
 
     Args:
         places: int [T], indices of the tokens among the keys.
-        is_token: bool [B, S], which keys a mask shows, the last T are the tokens'; None: all.
+        is_token: bool [B, S], which keys a mask shows; None: all.
         input_ids: int [B, T], or None for embeddings.
     """
     if config.padding_position == "by_token" and input_ids is not None and config.pad_token_id is not None:
         own = input_ids != config.pad_token_id
-        earlier = 0 if is_token is None else is_token.shape[1] - places.shape[0]
-        is_token = own if is_token is None else is_token & F.pad(own, (earlier, 0), value=True)
+        is_token = own if is_token is None else is_token.index_copy(1, places, is_token[:, places] & own)
     return is_token, torch.full_like(places, -1)
 
 

@@ -15,9 +15,9 @@ from ..watched import is_bare, is_plain_linear, is_transformed
 from .late_outputs import DeferredLogits
 
 # Logits that may be held at once, 128 MiB in float32; on a CUDA device as many as a part of its free memory holds, up
-# to 1 GiB: its matmuls are faster when they are large.
+# to 1 GiB: its matmuls are faster when they are large. By hand.
 MAX_LOGITS, _MOST_ON_CUDA, _BYTES_A_LOGIT = 1 << 25, 1 << 28, 64
-# Elements of a matmul's result that is made to be added to another dtype.
+# Elements of a matmul's result that is made to be added to another dtype; by hand: 16 MiB.
 _MAX_PRODUCT = 1 << 22
 
 
