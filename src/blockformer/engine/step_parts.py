@@ -182,7 +182,7 @@ class LastPart(nn.Module):
 
     def __init__(self, model, stack):
         super().__init__()
-        self.stack = _without(stack, *(name for name in stack._modules if name not in _AFTER_LAYERS))
+        self.stack = _without(stack, *(name for name in stack._modules if name not in ("dropout", *_AFTER_LAYERS)))
         self.head = _without(model, model.base_model_prefix)
 
     def forward(self, states):

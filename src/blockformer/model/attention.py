@@ -223,7 +223,7 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        self.dropout = config.attention_dropout
+        self.dropout = nn.Dropout(config.attention_dropout)
         self.softcap, self.clip_qkv = config.attn_logit_softcapping, config.clip_qkv
         self.has_relative_terms = adds_to_scores(config.position_type) and not is_cross_attention
         sliding = not is_cross_attention and layer_type_of(config, layer_idx, is_causal) == "sliding_attention"
@@ -303,7 +303,7 @@ class Attention(nn.Module):
 
         # vLLM and transformers read this source, too: one look-up and one call of what it finds.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        kwargs["dropout"], kwargs["sliding_window"] = self.dropout if self.training else 0.0, self.sliding_window
+        kwargs["dropout"], kwargs["sliding_window"] = self.dropout.p if self.training else 0.0, self.sliding_window
         output, probabilities = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
         if head_mask is not None:
             output = output.reshape(*hidden_states.shape[:2], query.shape[1], -1)

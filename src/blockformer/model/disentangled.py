@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from .attention import Attention
 from .normalization import make_norm
@@ -55,12 +54,17 @@ class DisentangledAttention(Attention):
     Distances up to half of the buckets have a bucket each, farther ones share one, wider with the logarithm.
     """
 
+    def add_projections(self, config, is_causal):
+        """As ever, and the dropout of distances."""
+        super().add_projections(config, is_causal)
+        self.distance_dropout = nn.Dropout(config.hidden_dropout)
+
     def _own_terms(self, query, key, distances, places):
         return self._terms_of(query, key, *self._of_distances(distances))
 
     def _of_distances(self, vectors):
         """Queries and keys [1, H, E, D] of the vectors of `Distances`, [E, C]."""
-        vectors = F.dropout(vectors, self.config.hidden_dropout, self.training)[None]
+        vectors = self.distance_dropout(vectors)[None]
         return self._split_heads(self.q_proj(vectors)), self._split_heads(self.k_proj(vectors))
 
     def _terms_of(self, query, key, queries, keys):

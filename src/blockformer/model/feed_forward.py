@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from .axes import FLAG, SHARED, Part, axis, flag
@@ -60,7 +59,7 @@ class FeedForward(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bool(config.mlp_bias))
         self.act_fn = make_activation(config.hidden_act)
-        self.dropout = config.activation_dropout
+        self.dropout = nn.Dropout(config.activation_dropout)
         self.float32_down_proj = config.float32_down_proj
         self.chunk_size = config.chunk_size_feed_forward
 
@@ -72,8 +71,7 @@ class FeedForward(nn.Module):
         else:
             # vLLM makes one matmul of these two calls where they stand in this source, each once.
             inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
-        if self.training:
-            inner = F.dropout(inner, self.dropout)
+        inner = self.dropout(inner) if self.dropout.training else inner
         return self.down_proj(self._fitting(inner) if self.float32_down_proj else inner)
 
     def _plain_inner(self, hidden_states):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional as F
+from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention, layer_type_of
@@ -145,7 +145,7 @@ class Layer(GradientCheckpointingLayer):
         self.layer_idx, self.layer_type = layer_idx, layer_type_of(config, layer_idx, is_causal)
         self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
-        self.dropout, self.has_cross_attention = config.hidden_dropout, has_cross_attention
+        self.dropout, self.has_cross_attention = nn.Dropout(config.hidden_dropout), has_cross_attention
         kind = "latent" if config.kv_lora_rank else "varied" if config.is_varied else config.position_type
         usual = config.parts["attention"].get(kind, getattr(self, "attention_class", Attention))
         usual = BLOCKS["attention_type"].get(config.attention_type, usual)
@@ -215,9 +215,7 @@ class Layer(GradientCheckpointingLayer):
         """The residual step, post(y + output(f(pre(y)))), after f."""
         change = self._norm(f"{sublayer}_output_norm", change)
         change = change if self.multiplier is None else change * self.multiplier
-        if self.training:
-            change = F.dropout(change, self.dropout)
-        states = hidden_states + change
+        states = hidden_states + (self.dropout(change) if self.dropout.training else change)
         return self._norm(f"{sublayer}_post_norm", _hold_finite(states) if states.dtype is torch.float16 else states)
 
     def _norm(self, name: str, states):

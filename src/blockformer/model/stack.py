@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
@@ -39,7 +38,8 @@ class Stack(BlockformerPreTrainedModel):
         self.is_causal, self.has_cross_attention = is_causal, has_cross_attention
         self.side = "decoder_" if is_causal and config.is_encoder_decoder else ""  # of its arguments in error messages
         scales_inside = config.embedding_scale is not None and config.scales_in_embedding
-        self.embedding_scale, self.dropout = None if scales_inside else config.embedding_scale, config.hidden_dropout
+        self.embedding_scale = None if scales_inside else config.embedding_scale
+        self.dropout = nn.Dropout(config.hidden_dropout)
         # In most official classes, padding teaches the embeddings nothing, even where a head reads its states.
         usual, learns = config.is_decoder or config.is_encoder_decoder, config.pad_token_learns
         padding_idx = None if (usual if learns is None else learns) else config.pad_token_id
@@ -199,7 +199,7 @@ class Stack(BlockformerPreTrainedModel):
     def after_layers(self, hidden_states):
         """The final norm, dropout and projection: [..., C] -> [..., C or narrower]."""
         states = hidden_states if self.norm is None else self.norm(hidden_states)
-        states = F.dropout(states, self.dropout) if self.training and self.config.final_dropout else states
+        states = self.dropout(states) if self.config.final_dropout else states
         return states if self.final_projection is None else self.final_projection(states)
 
     def new_cache(self, for_cross_attention: bool = False):
@@ -252,7 +252,7 @@ class Stack(BlockformerPreTrainedModel):
             hidden_states = hidden_states + (vectors if kind in LEARNED else vectors.to(hidden_states.dtype))
         if self.embedding_norm is not None:
             hidden_states = self.embedding_norm(hidden_states)
-        hidden_states = F.dropout(hidden_states, self.dropout) if self.training else hidden_states
+        hidden_states = self.dropout(hidden_states)
         return hidden_states if self.embed_projection is None else self.embed_projection(hidden_states)
 
     def plain_masks(self, inputs: StackInputs) -> dict:
