@@ -90,3 +90,23 @@ def test_padding_that_a_label_trains_has_the_official_gradients(family, tmp_path
     gradients = [sorted(weight.grad.norm() for weight in model.parameters()) for model in (ours, theirs)]
     assert len(gradients[0]) == len(gradients[1])
     assert_gradients_close(*(dict(enumerate(each)) for each in gradients))
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_padding_that_a_label_trains_has_the_official_gradients_with_a_bias_of_scores(prepared, tmp_path):
+    """BLOOM's tokenizer pads on the left: the last padding token, which sees nothing, learns a text's first token."""
+    sizes = {"vocab_size": 199, "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    torch.manual_seed(0)
+    theirs = transformers.BloomForCausalLM(
+        transformers.BloomConfig(**sizes, hidden_size=32, n_layer=2, n_head=4)
+    ).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path).eval()
+    ids, mask = left_padded(3, 9)
+    given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    gradients = []
+    for each in (ours.prepare_for_training() if prepared else ours, theirs):
+        each(**given).loss.backward()
+        whole = torch.stack([weight.grad.norm() for weight in each.parameters()]).norm()
+        gradients.append({"whole": whole, "embeddings": each.get_input_embeddings().weight.grad})
+    assert_gradients_close(*gradients)

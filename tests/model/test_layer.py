@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from pairs import assert_close, token_ids
+from pairs import assert_close, left_padded, pair, token_ids
 from sizes import THREE_LAYERS
 from transformers import (
+    DynamicCache,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPTNeoXConfig,
@@ -251,6 +252,36 @@ def test_parallel_sublayers_behind_one_norm_are_phis():
     names |= {"mlp.fc2": "mlp.down_proj", "final_layernorm": "norm"}
     ours, ids = loaded(config, renamed(theirs.state_dict(), names)), token_ids(2, 20, vocab=VOCAB)
     assert_close(ours(ids).logits, theirs(ids).logits)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@torch.no_grad()
+def test_a_user_may_run_the_layers_one_by_one(family, prepared):
+    """As programs do that hold one layer at a time, leave early or look between, with transformers' names."""
+    models = pair(family)
+    if prepared:
+        models[0].prepare_for_inference()
+    ids, mask = left_padded(3, 9)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    seen = torch.ones(9, 9).tril().bool() & mask[:, None, None].bool()
+    bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+
+    def run(model, ids, positions, bias=None, cache=None):
+        stack, given = model.model, {"position_ids": positions, "attention_mask": bias, "past_key_values": cache}
+        states = stack.embed_tokens(ids)
+        given |= {"position_embeddings": stack.rotary_emb(states, positions), "use_cache": cache is not None}
+        for layer in stack.layers:
+            states = layer(states, **given)
+        return model.lm_head(stack.norm(states))
+
+    ours, theirs = (run(model, ids, positions, bias)[mask.bool()] for model in models)
+    assert_close(ours, theirs)
+    assert_close(ours, models[0](ids, attention_mask=mask).logits[mask.bool()])
+    caches = [DynamicCache(), DynamicCache()]
+    for start, end in ((0, 6), (6, 7), (7, 9)):
+        parts = (ids[:1, start:end], torch.arange(start, end)[None])
+        assert_close(*(run(model, *parts, cache=cache) for model, cache in zip(models, caches, strict=True)))
 
 
 @pytest.mark.parametrize("residual", ["parallel", "parallel_shared_norm"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from pairs import assert_close, model, token_ids
+from pairs import assert_close, model, pair, token_ids
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderModel
@@ -17,6 +17,20 @@ def test_frequencies_stay_in_float32_when_the_model_is_cast(dtype):
     assert ours.model.embed_tokens.weight.dtype == dtype
     assert torch.equal(ours.model.rotary_emb.inv_freq, exact)
     assert torch.equal(ours.float().model.rotary_emb.inv_freq, exact)
+
+
+@pytest.mark.parametrize("change", ["to", "double", "share_memory"])
+@torch.no_grad()
+def test_frequencies_that_a_user_has_changed_stay_through_casts_and_moves(change):
+    """Positions interpolated by hand, as one stretches a context; `to("cpu")` moves nothing."""
+    ours, theirs = pair("llama")
+    ids = token_ids(2, 12)
+    before = ours(ids).logits
+    for each in (ours, theirs):
+        each.model.rotary_emb.inv_freq /= 4
+        each.to("cpu") if change == "to" else getattr(each, change)()
+    assert_close(ours(ids).logits, theirs(ids).logits)
+    assert not torch.allclose(before, ours.float()(ids).logits, atol=1e-2)
 
 
 @pytest.mark.parametrize("position_type", ["rotary", "sinusoidal", "sinusoidal_halves", "sinusoidal_inclusive"])

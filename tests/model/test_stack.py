@@ -14,6 +14,8 @@ from transformers import (
     BertModel,
     BloomConfig,
     BloomForCausalLM,
+    DebertaV2Config,
+    DebertaV2Model,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -179,6 +181,51 @@ def test_a_mask_of_ones_is_left_out_and_says_what_it_said(preset):
     assert_close(traced(tokens, padded)[0, :4], body(tokens, attention_mask=padded).last_hidden_state[0, :4])
 
 
+def dropped(name, folder):
+    """Ours and transformers' model of the same weights, both with dropout, and what a call reads."""
+    sizes, given = {"vocab_size": VOCAB, "initializer_range": 0.3}, {}
+    if name == "bert":
+        small = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2}
+        theirs = BertModel(BertConfig(**sizes, **small))
+    elif name == "gpt2":
+        theirs = GPT2LMHeadModel(GPT2Config(**sizes, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2))
+    elif name == "deberta":
+        small = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 2}
+        kinds = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+        kinds |= {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False}
+        theirs = DebertaV2Model(DebertaV2Config(**sizes, **small, **kinds, type_vocab_size=0))
+    else:
+        theirs, given = t5_pair(folder)[1], {"decoder_input_ids": target(2, 4)}
+    theirs.save_pretrained(folder)
+    return blockformer.from_official(folder), theirs.eval(), given | {"input_ids": token_ids(2, 9, vocab=VOCAB)}
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "deberta", "t5"])
+@torch.no_grad()
+def test_dropout_is_found_where_users_switch_it(name, prepared, tmp_path):
+    """On in evaluation, to see how sure a model is; off in training, as TRL's trainers have it; or replaced."""
+    *models, given = dropped(name, tmp_path)
+    if prepared:
+        models[0].prepare_for_inference()
+    for each in models:
+        quiet = each(**given)[0]
+        parts = [part for part in each.modules() if isinstance(part, torch.nn.Dropout)]
+        for part in parts:
+            part.train()
+        assert not torch.equal(each(**given)[0], each(**given)[0])
+        each.train()
+        for part in parts:
+            part.p = 0
+        if name != "t5":  # whose official attention drops out by a number
+            assert_close(each(**given)[0], quiet)
+    for part in models[0].modules():
+        for child, module in part.named_children():
+            if isinstance(module, torch.nn.Dropout):
+                setattr(part, child, torch.nn.Identity())
+    assert_close(models[0].eval()(**given)[0], models[1].eval()(**given)[0])
+
+
 @torch.no_grad()
 def test_training_drops_out_what_the_final_norm_gives_as_t5_does():
     """At p = 0.5 half of a stack's states are 0; at p = 1 all of them."""
@@ -191,36 +238,6 @@ def test_training_drops_out_what_the_final_norm_gives_as_t5_does():
             states = one(input_ids=target(), decoder_input_ids=target())
             for name in ("last_hidden_state", "encoder_last_hidden_state"):
                 assert ((states[name] == 0).float().mean() - share).abs() < 0.1
-
-
-DEBERTA = {**TINY, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm"}
-DEBERTA |= {"share_att_key": True, "position_biased_input": False, "position_buckets": 8, "type_vocab_size": 0}
-DROPPING = {
-    "GPT2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}),
-    "Bert": ("BertForMaskedLM", {**TINY, "max_position_embeddings": 32}),
-    "DeBERTa": ("DebertaV2ForMaskedLM", DEBERTA),
-}
-
-
-@pytest.mark.parametrize("family", DROPPING)
-@torch.no_grad()
-def test_dropout_is_found_where_tools_look_for_it(family, tmp_path):
-    """They set `p` of each module to 0, as TRL does before it compares preferences, or put only these into training."""
-    name, sizes = DROPPING[family]
-    official = getattr(transformers, name)
-    torch.manual_seed(0)
-    theirs = official(official.config_class(vocab_size=VOCAB, **sizes)).eval()
-    theirs.save_pretrained(tmp_path)
-    ours, ids = blockformer.from_official(tmp_path).eval(), token_ids(2, 9, vocab=VOCAB)
-    for one in (theirs, ours):
-        still = one(ids).logits
-        for module in one.modules():
-            module.train(isinstance(module, nn.Dropout))
-        assert not torch.allclose(one(ids).logits, still, atol=1e-3)
-        for module in one.train().modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        assert torch.equal(one(ids).logits, still)
 
 
 def test_both_stacks_share_the_models_config():

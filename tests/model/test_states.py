@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from pairs import assert_close, assert_gradients_close, token_ids
 from recurrences import assert_chunks_follow, assert_one_follows, assert_packed_texts_are_apart
 from transformers import (
@@ -399,6 +400,16 @@ def test_a_misspelt_layer_type_is_told():
 def test_only_decoders_keep_states():
     with pytest.raises(ValueError, match="which needs a decoder"):
         blockformer.BlockformerEncoderConfig(num_hidden_layers=2, layer_types=[STATE, FULL])
+
+
+@torch.no_grad()
+def test_offloaded_layers_are_brought_for_each_call(kind):
+    """Accelerate's hooks bring the weights of a module that is called."""
+    ours, ids = model(kind), token_ids(2, 20, vocab=97)
+    logits, text = ours(ids).logits, ours.generate(ids, max_new_tokens=6, do_sample=False)
+    cpu_offload(ours)
+    assert torch.equal(ours(ids).logits, logits)
+    assert torch.equal(ours.generate(ids, max_new_tokens=6, do_sample=False), text)
 
 
 def test_prepared_models_leave_such_layers_as_they_are(kind):

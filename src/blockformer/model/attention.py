@@ -13,14 +13,19 @@ from torch.nn import functional as F
 from transformers.cache_utils import EncoderDecoderCache
 
 from .axes import BLOCKS, FLAG, SHARED, Part, axis, check_choice, flag
-from .compat import CACHE
+from .compat import CACHE, is_readable
 from .normalization import make_norm
 from .positions import adds_to_scores, rotate
 
 
 def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
     """The library's attention function "sdpa", and eager attention for what that has not."""
-    attend = causal_attention if "softcap" in kwargs or "s_aux" in kwargs else LIBRARY["sdpa"]
+    mask, has_bias = attention_mask, module.has_relative_terms and module.is_causal
+    is_eager = "softcap" in kwargs or "s_aux" in kwargs
+    if has_bias and any(each.requires_grad for each in (query, key, value)):
+        # Where a token sees nothing, PyTorch's kernels take each of its probabilities for 1 in the backward pass.
+        is_eager = bool((mask.amax(-1) <= torch.finfo(mask.dtype).min).any()) if is_readable(mask) else len(mask) > 1
+    attend = causal_attention if is_eager else LIBRARY["sdpa"]
     return attend(module, query, key, value, attention_mask, **kwargs)
 
 

@@ -21,7 +21,7 @@ from .blocks import block
 from .feed_forward import ACT2FN
 from .normalization import RMSNorm
 from .runtime import by_package
-from .states import MatrixStates, states_of
+from .states import Convolution, MatrixStates, states_of
 
 CHUNK = 64
 
@@ -152,7 +152,7 @@ class GatedDeltaRule(MatrixStates):
         self.in_proj_b = nn.Linear(width, len(self.heads), bias=False)
         self.in_proj_a = nn.Linear(width, len(self.heads), bias=False)
         channels = sum(self.sizes)
-        self.conv1d = nn.Conv1d(channels, channels, self.window, groups=channels, bias=False)
+        self.conv1d = Convolution(channels, channels, self.window, groups=channels, bias=False)
         self.act = ACT2FN[config.hidden_act]
         self.dt_bias = nn.Parameter(torch.ones(len(self.heads)))
         self.A_log = nn.Parameter(torch.zeros(len(self.heads)))
@@ -182,7 +182,7 @@ class GatedDeltaRule(MatrixStates):
         device = hidden_states.device.type
         _, state = states_of(held)
         with torch.autocast("cpu" if device == "meta" else device, enabled=False):
-            states = self.act(self.convolved(projected, self.conv1d.weight, sequences, held))
+            states = self.act(self.conv1d(projected, self.convolved, sequences, held))
             query, key, value = states.split(self.sizes, dim=-1)
             query, key = (each.unflatten(-1, (-1, self.key_size)) for each in (query, key))
             query, key = self._by_head(_of_length(query, self.key_size**-0.5)), self._by_head(_of_length(key, 1.0))

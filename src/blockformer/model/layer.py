@@ -113,7 +113,7 @@ class LayerInputs(NamedTuple):
         masks: layer type -> the mask of self-attention in the backend's form, or None. A bias that all layers share is
             in it: then it is [1 or B, H, T, S].
         rotations: layer type -> what `positions.rotations_of` gives, each [B, 1, T, D or 1]; empty if not rotary.
-        places: int [T], where the queries are among the keys.
+        places: int [T], where the queries are among the keys; None in a layer that is called by itself.
         encoder_mask: the mask of cross-attention in the backend's form, or None.
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.
         cross_head_mask: as `head_mask`, in cross-attention.
@@ -124,7 +124,7 @@ class LayerInputs(NamedTuple):
 
     masks: dict
     rotations: dict
-    places: torch.Tensor
+    places: torch.Tensor | None
     encoder_mask: Any = None
     head_mask: torch.Tensor | None = None
     cross_head_mask: torch.Tensor | None = None
@@ -178,6 +178,8 @@ class Layer(GradientCheckpointingLayer):
         **kwargs,
     ):
         """States [B, T, C], encoder_hidden_states [B, S, C], token_input [B, T, P] -> [B, T, C]; more for attention."""
+        if layer_inputs is None:  # called by itself
+            layer_inputs = LayerInputs({}, {self.layer_type: kwargs.pop("position_embeddings", None)}, None)
         hidden_states = self._norm("self_attn_input_norm", hidden_states)
         states = self._norm("self_attn_pre_norm", hidden_states)
         change = self.self_attn(

@@ -61,7 +61,7 @@ def adds_to_scores(kind: str) -> bool:
 class ComputedPositions(nn.Module):
     """Positions from frequencies that are computed, not trained, and stay in float32 whatever the model's dtype.
 
-    A frequency in bfloat16 would move far positions by whole tokens, so a cast or a move computes the buffer again.
+    A frequency in bfloat16 would move far positions by whole tokens, so a cast leaves the buffer as it is.
     """
 
     inv_freq: torch.Tensor
@@ -78,9 +78,9 @@ class ComputedPositions(nn.Module):
         self.register_buffer("inv_freq", self.compute_frequencies().to(device), persistent=False)
 
     def _apply(self, fn, recurse=True):
+        own = self.inv_freq
         super()._apply(fn, recurse)
-        if self.inv_freq.dtype != torch.float32 or not self.inv_freq.is_meta:
-            self._set_frequencies(self.inv_freq.device)
+        self.inv_freq = (self.compute_frequencies() if own.is_meta else own).to(self.inv_freq.device)
         return self
 
 
@@ -133,8 +133,5 @@ def rotate(states, cos, sin):
     """
     if (size := cos.shape[-1]) < states.shape[-1]:
         return torch.cat((rotate(states[..., :size], cos, sin), states[..., size:]), dim=-1)
-    if torch.compiler.is_compiling():  # which reads a rolled tensor number by number
-        swapped = torch.cat((states[..., size // 2 :], states[..., : size // 2]), dim=-1)
-    else:
-        swapped = states.roll(size // 2, -1)
+    swapped = torch.cat(states.chunk(2, dim=-1)[::-1], dim=-1)  # the compiler reads a rolled tensor number by number
     return states * cos + swapped * sin

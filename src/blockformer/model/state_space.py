@@ -21,7 +21,7 @@ from transformers import initialization as init
 from .axes import axis, flag
 from .blocks import block
 from .feed_forward import ACT2FN
-from .states import MatrixStates, states_of
+from .states import Convolution, MatrixStates, states_of
 
 CHUNK = 64
 RATES, STEPS = (1.0, 16.0), (0.001, 0.1)  # of a fresh layer, as in the article's code
@@ -167,7 +167,7 @@ class StateSpace(MatrixStates):
         self.in_proj_q = nn.Linear(width, keys, bias=bias)
         self.in_proj_dt = nn.Linear(width, len(self.heads), bias=bias)
         channels = sum(self.sizes)
-        self.conv1d = nn.Conv1d(channels, channels, self.window, groups=channels, bias=config.mamba_conv_bias)
+        self.conv1d = Convolution(channels, channels, self.window, groups=channels, bias=config.mamba_conv_bias)
         self.act, self.least_step = ACT2FN[config.mamba_hidden_act], config.mamba_step_min
         self.dt_bias = nn.Parameter(torch.ones(len(self.heads)))
         self.A_log = nn.Parameter(torch.zeros(len(self.heads)))
@@ -213,9 +213,7 @@ class StateSpace(MatrixStates):
         device = hidden_states.device.type
         _, state = states_of(held)
         with torch.autocast("cpu" if device == "meta" else device, enabled=False):
-            states = self.convolved(projected, self.conv1d.weight, sequences, held)
-            if self.conv1d.bias is not None:
-                states = states + self.conv1d.bias
+            states = self.conv1d(projected, self.convolved, sequences, held)
             values, key, query = self.act(states).split(self.sizes, dim=-1)
             key, query = (each.unflatten(-1, (self.groups, -1)).transpose(1, 2) for each in (key, query))
             values = values.unflatten(-1, (self.groups, -1, self.value_size))  # [B, T, G, R, V]

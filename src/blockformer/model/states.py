@@ -204,6 +204,15 @@ class StateLayer(nn.Module):
         return output
 
 
+class Convolution(nn.Conv1d):
+    """A convolution of each channel by its layer's `convolved`: a module that is called, which offloading waits for."""
+
+    def forward(self, states, convolved, sequences, held):
+        """[B, T, D] -> [B, T, D], in float32 at least, with the bias."""
+        states = convolved(states, self.weight, sequences, held)
+        return states if self.bias is None else states + self.bias
+
+
 class MatrixStates(StateLayer):
     """A layer whose heads each keep a matrix of keys by values, with a convolution before it.
 
@@ -303,7 +312,7 @@ class ShortConvolution(StateLayer):
         super().__init__(config, layer_idx, config.conv_L_cache)
         width, bias = config.hidden_size, config.conv_bias
         self.in_proj = nn.Linear(width, 3 * width, bias=bias)
-        self.conv1d = nn.Conv1d(width, width, self.window, groups=width, bias=bias)
+        self.conv1d = Convolution(width, width, self.window, groups=width, bias=bias)
         self.out_proj = nn.Linear(width, width, bias=bias)
 
     @property
@@ -315,7 +324,5 @@ class ShortConvolution(StateLayer):
         """See `StateLayer.mix`."""
         before, after, states = self.in_proj(hidden_states).chunk(3, dim=-1)
         states = before * states if is_token is None else before * states * is_token  # a bias makes padding count
-        states = self.convolved(states, self.conv1d.weight, sequences, held)
-        if self.conv1d.bias is not None:
-            states = states + self.conv1d.bias
+        states = self.conv1d(states, self.convolved, sequences, held)
         return self.out_proj(after * states.to(after.dtype))
