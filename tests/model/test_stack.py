@@ -4,11 +4,8 @@ import copy
 
 import pytest
 import torch
-import transformers
 from encoder_decoders import SMALL, VOCAB, t5_pair, target
 from pairs import assert_close, assert_gradients_close, model, pair, token_ids
-from sizes import TINY
-from torch import nn
 from transformers import (
     BertConfig,
     BertModel,
