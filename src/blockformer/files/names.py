@@ -23,6 +23,8 @@ SENTENCEPIECE_FILES = (
 )
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *SENTENCEPIECE_FILES)
 """Files any of which shows that there is a tokenizer."""
+OF_BYTES = ("ByT5Tokenizer",)
+"""Classes of tokenizers that read bytes, and so have no such file."""
 TOKENIZER_FILES = (
     *VOCABULARIES,
     "tokenizer_config.json",
