@@ -15,6 +15,7 @@ NOT_MISSPELT = (
     *("classif_dropout", "eos_token_ids", "static_position_embeddings", "num_decoder_layers"),
     *("bos_token", "eos_token", "mask_token", "pad_token"),
     *("intermediate_size", "moe_intermediate_size", "use_sliding_window", "time_step_min"),
+    *("tie_encoder_decoder", "is_decoder"),
 )
 """Entries that earlier releases, tokenizers and other families' classes wrote into many configs."""
 

@@ -560,7 +560,7 @@ def test_what_is_ambiguous_is_refused_by_name(tmp_path):
     refused(tmp_path, "article-gpt", beside, GPT_CONFIG, f"'model' and also '{name}': which is the model?")
     some = {f"module.{key}" if key != name else key: tensor for key, tensor in state.items()}
     refused(tmp_path, "article-gpt", some, GPT_CONFIG, rf"begin with 'module.' and these do not[\s\S]*'{name}'")
-    refused(tmp_path, "article-gpt", {"net": state}, GPT_CONFIG, "'net': is a OrderedDict")
+    refused(tmp_path, "article-gpt", {"net": state}, GPT_CONFIG, "'net': is a dict")
 
 
 def test_a_folder_unwraps_state_dict_alone(tmp_path):

@@ -468,6 +468,12 @@ def test_a_misspelt_field_of_an_official_config_is_named(tmp_path):
         from_official(tmp_path / "src")
 
 
+def test_what_transformers_4_wrote_into_all_configs_is_not_called_misspelt(tmp_path):
+    official_folder(tmp_path / "src")
+    edit_config(tmp_path / "src", tie_encoder_decoder=False, is_decoder=False, use_bfloat16=False, tf_legacy_loss=False)
+    from_official(tmp_path / "src")  # a warning fails the test
+
+
 def test_export_is_strict(tmp_path):
     model = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **SIZES_OF_OURS))
     model.save_pretrained(tmp_path / "src")

@@ -113,7 +113,7 @@ def test_blocks_at_the_edges_are_smaller():
     ("changes", "message"),
     [
         ({"weight_block_size": [64, 64]}, "weight_block_size is .*, not \\[128, 128\\]"),
-        ({"scale_fmt": "ue8m0"}, "scale_fmt is 'ue8m0', not 'float' or None"),
+        ({"scale_fmt": "e4m3"}, "scale_fmt is 'e4m3', not 'float' or 'ue8m0' or None"),
         ({"quant_method": "mystery"}, "quant_method is 'mystery', not 'fp8'"),
         ({"secret": 1}, "'secret' is not understood"),
     ],

@@ -87,6 +87,52 @@ def test_they_are_what_transformers_makes_of_them(tmp_path):
         assert_close(ours.float()(ids).logits, theirs.float()(ids).logits)
 
 
+def with_one_factor(folder, scale=torch.bfloat16):
+    """Matrices with one factor each, and one for their inputs, as Devstral 2 is published."""
+    model = model_of(Row("llama"), OFFICIAL_DECODER).bfloat16()
+    model.save_pretrained(folder)
+    changes = {}
+    for key, weight in load_file(folder / "model.safetensors").items():
+        if key.endswith("_proj.weight"):
+            factor = (weight.float().abs().max() / 448).to(scale)
+            changes[key] = (weight.float() / factor.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+            changes[f"{key}_scale_inv"] = factor
+            changes[key.replace(".weight", ".activation_scale")] = torch.tensor(0.5, dtype=scale)
+    edit_tensors(folder, **changes)
+    told = {"activation_scheme": "static", "quant_method": "fp8", "weight_block_size": None, "dequantize": False}
+    edit_config(folder, quantization_config={**told, "modules_to_not_convert": ["lm_head"]}, dtype="bfloat16")
+
+
+def powers_of_two(folder, factor=torch.float32):
+    """Factors that are powers of two, as DeepSeek-V3.1 has them in float32; `factor` is what they are stored in."""
+    quantized(folder, "qwen3")
+    scales = {key: each for key, each in load_file(folder / "model.safetensors").items() if key.endswith("_scale_inv")}
+    edit_tensors(folder, **{key: each.log2().round().exp2().to(factor) for key, each in scales.items()})
+    told = {**entries_of(folder)["quantization_config"], "scale_fmt": "ue8m0", "ignored_layers": ["lm_head"]}
+    edit_config(folder, quantization_config=told)
+
+
+def powers_without_numbers(folder):
+    """The same in one byte, where this torch has it."""
+    powers_of_two(folder, getattr(torch, "float8_e8m0fnu", torch.float32))
+
+
+@pytest.mark.parametrize("make", [with_one_factor, powers_of_two, powers_without_numbers])
+def test_other_factors_that_transformers_reads(tmp_path, make):
+    src = tmp_path / "src"
+    make(src)
+    settings = {**entries_of(src)["quantization_config"], "dequantize": True}
+    settings = {name: value for name, value in settings.items() if name not in ("quant_method", "fmt")}
+    told = transformers.FineGrainedFP8Config(**settings)
+    loading = {"quantization_config": told, "dtype": torch.bfloat16}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(src, **loading)
+    assert_verified(convert(src, tmp_path / "repo"))
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "repo")
+    with torch.no_grad():
+        ids = torch.arange(5, 25)[None]
+        assert_close(ours.float()(ids).logits, theirs.float()(ids).logits)
+
+
 def test_layers_after_the_last_are_left_out(tmp_path):
     quantized(tmp_path / "src", "glm4_moe", num_nextn_predict_layers=1)
     extra = {"model.layers.2.eh_proj.weight": torch.randn(32, 64).to(torch.float8_e4m3fn)}

@@ -119,6 +119,7 @@ REFUSED = {
     "stale quantization in a word": (LLAMA, told(quantization_config="gptq"), "quantized by 'gptq', but all"),
     "no model_type": (LLAMA, told(model_type=...), 'write "model_type": "llama"'),
     "pickle under model": (LLAMA, pickled("model"), "'model': is a dict of them.*save only them, as"),
+    "pickle under module": (LLAMA, pickled("module"), "'module': is a dict of them.*save only them, as"),
     "integers": (LLAMA, integers, "must be floating-point"),
     "dtype with torch.": (LLAMA, told(dtype="torch.float16"), r"dtype is 'torch\.float16'; .*such as 'bfloat16'"),
     "names of PEFT": (LLAMA, adapted, r"base_layer\.weight' is a name in a model that PEFT .*merge_and_unload\(\)"),

@@ -338,6 +338,30 @@ def test_a_language_model_without_its_prefix_is_no_fault(tmp_path):
     assert not diagnose(tmp_path).changes
 
 
+@pytest.mark.parametrize(("family", "head"), [("bert", "ForTokenClassification"), ("gpt2", "LMHeadModel")])
+def test_a_foreign_tensor_is_all_that_is_wrong_with_a_file_as_released(tmp_path, family, head):
+    """Of the names and buffers, which convert, nothing is said."""
+    src = tmp_path / "source"
+    official_folder(src, family, head)
+    if family == "bert":
+        edit_tensors(src, **{"bert.embeddings.position_ids": torch.arange(32)[None]})
+    else:
+        mask = torch.ones(64, 64).tril()[None, None]
+        start = "transformer."
+        edit_tensors(
+            src,
+            lambda all_: {name.removeprefix(start): each for name, each in all_.items() if "lm" not in name},
+            **{f"h.{layer}.attn.bias": mask.clone() for layer in range(2)},
+        )
+    edit_tensors(src, **{"crf.transitions": torch.randn(5, 5)})
+    found = diagnose(src, quick=True)
+    (error,) = (each for each in found.findings if each.severity == "error")
+    assert error.sentence == "1 tensor is not part of the model:\n  'crf.transitions'"
+    assert "layout" not in told(found)
+    mend(src, tmp_path / "out", options=Options(dropped=("crf.transitions",)))
+    assert stored(tmp_path / "out").keys() == stored(src).keys() - {"crf.transitions"}
+
+
 def test_a_file_with_more_heads_than_its_class(tmp_path):
     """BERT as it was released: both heads of its pre-training, and the class of one of them."""
     official_folder(tmp_path, "bert", "ForPreTraining")

@@ -200,6 +200,22 @@ def test_a_tokenizer_of_a_sentencepiece_file_loads_without_sentencepiece(tmp_pat
     assert not (tmp_path / "back/tokenizer_config.json").exists()
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
+def test_a_tokenizer_that_reads_bytes_needs_no_vocabulary(tmp_path, name):
+    official_folder(tmp_path / "src", vocab_size=384)
+    entries = entries_of(tmp_path / "src") if name == "config.json" else {}
+    (tmp_path / "src" / name).write_text(json.dumps({**entries, "tokenizer_class": "ByT5Tokenizer"}))
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert report.has_tokenizer
+    assert "tokenizers give the same ids" in report.notes
+    assert not any("cannot be loaded" in note for note in report.notes)
+    made = transformers.AutoTokenizer.from_pretrained(tmp_path / "dst")
+    assert made("héllo").input_ids == transformers.ByT5Tokenizer()("héllo").input_ids
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    sources = (json.loads((tmp_path / each / name).read_text()) for each in ("src", "back"))
+    assert next(sources) == next(sources)
+
+
 def test_without_sentencepiece_such_a_tokenizer_is_refused(tmp_path, monkeypatch):
     official_folder(tmp_path / "src")
     (tmp_path / "src/spiece.model").write_bytes(b"model")

@@ -15,10 +15,9 @@ import torch
 from blockformer.conversion.composite import in_text
 from blockformer.conversion.families.composites import COMPOSITES
 from blockformer.conversion.model_tensors import with_sources
-from blockformer.conversion.plan import Plan, dtype_entry, plan_in
+from blockformer.conversion.plan import Plan, dtype_entry
 from blockformer.conversion.remedies import plan_official
 from blockformer.conversion.rules.groups import Group, Target, targets_of
-from blockformer.conversion.rules.operations import Identity
 from blockformer.files.errors import ConversionError, MisfitError, shown
 from blockformer.files.quantized import check_plain, packed_by_mlx, quantized_entries
 from blockformer.files.quiet import quiet
@@ -26,6 +25,7 @@ from blockformer.files.safetensors_io import TensorInfo
 from blockformer.publishing.repo_code import full_auto_map
 
 from .any_checkpoint import AnyCheckpoint, Changed
+from .as_it_is import copy_of, foreign, layouts_as_it_is
 from .early_settings import of_tokens, settled
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .fused import split_joined
@@ -229,7 +229,7 @@ def _names_and_shapes(
         problem = _problem_as_it_is(found, names, options)
         if problem is None or is_composite:
             return [] if problem is None else [of_error(problem)], [], {}
-    whole = _layouts_as_it_is(found, names, options)
+    whole = layouts_as_it_is(checkpoint, entries, names, options.family)
     try:
         with quiet():
             layouts = _layouts(found, names, options) if whole is None else _with_named_class(found, whole)
@@ -240,7 +240,7 @@ def _names_and_shapes(
     own = {name: names[old] for name, old in plain.names.items()}
     headers: dict[str, TensorInfo] = {name: checkpoint.tensors[old] for name, old in own.items()}
     findings, changes = list(plain.findings), list(plain.changes)
-    groups = [_copy(name, header) for name, header in headers.items() if name in layouts.released]
+    groups = [copy_of(name, header) for name, header in headers.items() if name in layouts.released]
     elsewhere = {name: each for name, each in headers.items() if name in layouts.known and name not in layouts.released}
     try:
         moved = layouts.groups_to_released(elsewhere)
@@ -270,7 +270,7 @@ def _names_and_shapes(
     groups, of_lora, of_merge = merged(groups, plain.lora, names, checkpoint, options)
     findings += of_lora
     changes += of_merge
-    kept = with_sources([_copy(name, header) for name, header in unknown.items()], own)
+    kept = with_sources([copy_of(name, header) for name, header in unknown.items()], own)
     found.groups = _cast([*groups, *kept], options.dtype)
     if options.dtype is not None:
         changes.append(f"cast to {options.dtype}")
@@ -281,21 +281,9 @@ def _names_and_shapes(
     return findings, changes, fits
 
 
-def _layouts_as_it_is(found: Examination, names: Mapping[str, str], options: Options) -> Layouts | None:
-    """The layouts of a checkpoint that converts under the names that it has (many files lack a prefix), or None."""
-    checkpoint, entries = found.checkpoint, found.config
-    groups = with_sources([_copy(name, checkpoint.tensors[own]) for name, own in names.items()], names)
-    try:
-        with quiet(errors=True):
-            plan_in(Changed(checkpoint, groups, entries), options.family, None)
-            return layouts_of(entries, names, lambda name: checkpoint.read(names[name]), options.family)
-    except ConversionError:
-        return None
-
-
 def _problem_as_it_is(found: Examination, names: Mapping[str, str], options: Options) -> ConversionError | None:
     """Why quantized weights, or a text next to other towers, do not convert as they are; None: nothing is changed."""
-    found.groups = [_copy(name, found.checkpoint.tensors[own]) for name, own in names.items()]
+    found.groups = [copy_of(name, found.checkpoint.tensors[own]) for name, own in names.items()]
     found.groups = with_sources(found.groups, names)
     try:
         with quiet():
@@ -393,7 +381,8 @@ def _check(
             findings[:] = [each for each in findings if each.kind not in ("layout", "prefix", "fused")]
             found.findings = [each for each in found.findings if each.kind != "architectures"]
             found.changes.clear()
-        misfits = misfits or [*of_names(unknown, missing), *wrong_shapes(found.groups, layouts.released)]
+        strange = foreign(found.written, unknown, options.family)
+        misfits = misfits or [*of_names(strange, missing), *wrong_shapes(found.groups, layouts.released)]
         findings += misfits
         is_told = misfits or any(each.severity == ERROR and not each.is_mended for each in findings)
         findings += [] if is_told or reason is None else [of_error(reason)]
@@ -402,10 +391,6 @@ def _check(
         names = tuple(unknown)[:3]
         findings.append(Finding("unused", NOTE, f"{said} ({shown(names[0])})", names=names))
     return {}
-
-
-def _copy(name: str, header: TensorInfo) -> Group:
-    return Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
 
 
 def _cast(groups: list[Group], dtype: str | None) -> list[Group]:

@@ -23,6 +23,8 @@ SENTENCEPIECE_FILES = (
 )
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *SENTENCEPIECE_FILES)
 """Files any of which shows that there is a tokenizer."""
+OF_BYTES = ("ByT5Tokenizer",)
+"""Classes of tokenizers that read bytes, and so have no such file."""
 TOKENIZER_FILES = (
     *VOCABULARIES,
     "tokenizer_config.json",
@@ -191,6 +193,14 @@ def _plain_name(name: object) -> bool:
     return name not in ("", ".", "..") and PurePosixPath(name).name == name == PureWindowsPath(name).name
 
 
+def under_a_key(key: str) -> str:
+    """What to do about a pickled file whose tensors lie under a key where they are not looked for."""
+    return (
+        f"not a flat dict of names to plain tensors ({shown(key)}: is a dict of them, where no class looks); "
+        f"save only them, as torch.save(torch.load(FILE, weights_only=True)[{key!r}], FILE) does"
+    )
+
+
 def of_a_wrapper(names: Iterable[str]) -> str | None:
     """What to do about tensors that were saved from something around a model, whose names no class reads; or None.
 
@@ -200,10 +210,7 @@ def of_a_wrapper(names: Iterable[str]) -> str | None:
     known = list(names)
     for key in STATE_DICTS:
         if key in known:
-            return (
-                f"not a flat dict of names to plain tensors ({shown(key)}: is a dict of them, where no class looks); "
-                f"save only them, as torch.save(torch.load(FILE, weights_only=True)[{key!r}], FILE) does"
-            )
+            return under_a_key(key)
     adapted = next((name for name in known if any(part in name for part in ADAPTED)), None)
     if adapted or (known and all(name.startswith(PEFT) for name in known)):
         first = adapted or known[0]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .errors import CheckpointError, listed, shown
-from .names import STATE_DICTS, of_a_wrapper
+from .names import STATE_DICTS, under_a_key
 from .other_formats import in_place_of_pickle
 from .regular import LFS_POINTER, open_regular, refuse_pointer
 from .safetensors_io import DTYPE_NAMES, MAX_TENSORS, TensorInfo, read_tensor
@@ -196,9 +196,9 @@ def _state_dict(
                 f"{path}: {shown(found[0])} and also {named}: which is the model? Save only its state dict"
             )
         loaded = loaded[found[0]]
-    inner = [key for key in STATE_DICTS if isinstance(loaded, dict) and isinstance(loaded.get(key), dict)]
+    inner = _keys_of_tensors(loaded) if isinstance(loaded, dict) else []
     if inner and inner[0] not in found:
-        raise CheckpointError(f"{path.parent}: {of_a_wrapper(inner[:1])}")
+        raise CheckpointError(f"{path.parent}: {under_a_key(inner[0])}")
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, not a dict of names to tensors; {RESAVE}")
     problems = [
@@ -207,6 +207,15 @@ def _state_dict(
     if problems:
         raise CheckpointError(f"{path}: not a flat dict of names to plain tensors; {RESAVE}:{listed(problems)}")
     return {name: tensor.detach() for name, tensor in loaded.items()}, found[0] if found else None
+
+
+def _keys_of_tensors(loaded: dict[Any, Any]) -> list[str]:
+    """The keys of a pickled dict that hold dicts of tensors: well-known ones and, where it has no tensors, any."""
+    is_flat = any(isinstance(value, Tensor) for value in loaded.values())
+    inner = {key: value for key, value in loaded.items() if type(key) is str and isinstance(value, dict)}
+    others = () if is_flat else inner
+    known = [key for key in STATE_DICTS if key in inner]
+    return known or [key for key in others if any(isinstance(each, Tensor) for each in inner[key].values())]
 
 
 def _fault(name: object, value: object, device: str) -> str | None:

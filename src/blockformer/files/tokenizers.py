@@ -8,7 +8,8 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from .errors import ConversionError, shown
-from .names import SENTENCEPIECE_FILES, VOCABULARIES
+from .json_files import read_json
+from .names import OF_BYTES, SENTENCEPIECE_FILES, VOCABULARIES
 from .quiet import quiet
 from .tokenizer_bounds import check_bounds
 
@@ -25,8 +26,11 @@ TEXTS = (
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has the files of a tokenizer."""
-    return any((folder / name).exists() for name in VOCABULARIES)
+    """Whether a folder has the files of a tokenizer, or names one that needs no vocabulary."""
+    settings = [folder / name for name in ("tokenizer_config.json", "config.json")]
+    return any((folder / name).exists() for name in VOCABULARIES) or any(
+        read_json(path, infinite=True).get("tokenizer_class") in OF_BYTES for path in settings if path.is_file()
+    )
 
 
 def check_readable(folder: Path) -> None:
