@@ -17,6 +17,7 @@ from transformers import (
     GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     PrefixConstrainedLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -153,6 +154,12 @@ def test_texts_are_the_library_s(name, loop):
 )
 def test_processors_and_criteria_are_the_library_s(settings, loop):
     assert_as_library(make("qwen3"), **prompts([8, 5]), **{"max_new_tokens": 24, "do_sample": False, **settings})
+
+
+@pytest.mark.parametrize("settings", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3}], ids=str)
+def test_a_prompt_longer_than_the_caller_s_criterion_allows_gets_one_token(settings, loop):
+    given = {**prompts([8, 5]), "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(4)])}
+    assert assert_as_library(make("qwen3"), **given, **settings).shape[1] == 9
 
 
 class Slotted:

@@ -220,7 +220,8 @@ class Call:
         sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
         self.kind = (len(input_ids) // sharing, sharing)
         self.parts: Any = self.by_model(self.kind[1])
-        self.longest = self.criteria.max_length or self.settings.max_length
+        # The library asks how long a text may be only after a token: one is written in any case.
+        self.longest = max(self.criteria.max_length or self.settings.max_length, self.held + 1)
         ends = [each.eos_token_id for each in self.criteria if isinstance(each, EosTokenCriteria)]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
         self.pads_ended = any(hasattr(each, "eos_token_id") for each in self.criteria)
