@@ -34,7 +34,7 @@ _MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that w
 _SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}
 _KNOWN = {
     "logits_processor", "stopping_criteria", "generation_config", "streamer", "attention_mask", "position_ids",
-    "encoder_outputs", "decoder_attention_mask", "past_key_values", "cache", *_SAYS_NOTHING,
+    "encoder_outputs", "decoder_attention_mask", "past_key_values", "cache", "tokenizer", *_SAYS_NOTHING,
 }  # fmt: skip
 # Methods of the library's loops that this one does not call: a prefix comes in by the first.
 _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
