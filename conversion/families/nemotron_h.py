@@ -177,7 +177,8 @@ FAMILY = Family(
         outside=["mtp.*"],
     ),
     settings=DecoderSettings(
-        usual=fields_without("num_hidden_layers", "hidden_dropout"),
+        # Whatever the last one says, the official class ties nothing.
+        usual=fields_without("num_hidden_layers", "hidden_dropout", "tie_word_embeddings"),
         rope=None,
         window=Turns(),
         unsupported={"attention_bias": (False,)},  # which the official class does not follow

@@ -46,7 +46,7 @@ FAMILY = Family(
         "SqueezeBertForTokenClassification SqueezeBertForQuestionAnswering",
         Model={"pooler": "needed"},
     ),
-    structure=STRUCTURE,
+    structure={**STRUCTURE, "norm_eps": 1e-12},
     names=GroupedNames(
         root="transformer.",
         embeddings=EMBEDDINGS,
@@ -66,6 +66,7 @@ FAMILY = Family(
     settings=EncoderSettings(
         computed=[TOKEN_TYPES, Computed(writer=lambda config, head: {"embedding_size": config.hidden_size})],
         unsupported={
+            "layer_norm_eps": (1e-12,),  # which only the norms outside of the layers follow
             **{f"{name[0]}_groups": (4,) for name in ("query", "key", "value")},
             "post_attention_groups": (1,),
             "intermediate_groups": (4,),

@@ -209,7 +209,7 @@ ROWS = [
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-M*-"}),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*M-*-", "mlp_bias": True, "head_dim": 8}, shards=True),
     Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "M-*-", "use_conv_bias": False, "time_step_min": 1e-4}),
-    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*-*-"}),
+    Row("nemotron_h", NEMOTRON | {"hybrid_override_pattern": "*-*-", **TIED}),  # its class ties nothing
     Row("nemotron_h", NEMOTRON_EXPERTS | {"hybrid_override_pattern": "MEM*E"}, shards=True),
     Row(
         "nemotron_h",
@@ -823,6 +823,7 @@ def test_models_that_cannot_be_converted(tmp_path, family, entries, message):
         ("falcon_h1", {"mamba_hidden_act": "gelu"}, r"mamba_hidden_act must be hidden_act \(silu\), not 'gelu'"),
         ("falcon_h1", {"layer_types": [BOTH, FULL]}, f"layer_types must be {BOTH}, not 'full_attention'"),
         ("nemotron_h", {"layer_types": ["sliding_attention", FULL], "sliding_window": 4}, "layer_types must be"),
+        ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings must be False"),
     ],
 )
 def test_state_spaces_that_a_family_has_no_word_for(tmp_path, family, fields, message):

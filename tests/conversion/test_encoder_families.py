@@ -211,6 +211,7 @@ def test_token_types_add_the_vectors_of_tokens(tmp_path, family):
         ("xlm", {"architectures": ["XLMForQuestionAnswering"]}, "the best pairs of a start and an end"),
         ("flaubert", {"architectures": ["FlaubertForMultipleChoice"]}, "it scores a choice in two layers"),
         ("squeezebert", {"q_groups": 2}, "q_groups is '2'"),
+        ("squeezebert", {"layer_norm_eps": 1e-5}, "layer_norm_eps is '1e-05'"),
     ],
 )
 def test_settings_and_heads_that_ours_lack_are_refused(tmp_path, family, entries, told):

@@ -156,6 +156,19 @@ def test_processors_and_criteria_are_the_library_s(settings, loop):
     assert_as_library(make("qwen3"), **prompts([8, 5]), **{"max_new_tokens": 24, "do_sample": False, **settings})
 
 
+@pytest.mark.parametrize("settings", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3}], ids=str)
+def test_a_prompt_longer_than_the_caller_s_criterion_allows_gets_one_token(settings, loop):
+    given = {**prompts([8, 5]), "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(4)])}
+    assert assert_as_library(make("qwen3"), **given, **settings).shape[1] == 9
+
+
+def test_a_text_ends_with_a_string_of_the_caller_s(tiny_tokenizer, loop):
+    pair = make("qwen3", vocab_size=len(tiny_tokenizer))
+    given = {**prompts([8, 5]), "max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    text = assert_as_library(pair, **given, stop_strings=[*"abcdefgh"], tokenizer=tiny_tokenizer)
+    assert text.shape[1] < 32
+
+
 class Slotted:
     """A processor, a criterion and a streamer without a `__dict__`, as an object of compiled code is."""
 

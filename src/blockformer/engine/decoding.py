@@ -38,7 +38,7 @@ _MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that w
 _SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}
 _KNOWN = {
     "logits_processor", "stopping_criteria", "generation_config", "streamer", "attention_mask", "position_ids",
-    "encoder_outputs", "decoder_attention_mask", "past_key_values", "cache", *_SAYS_NOTHING,
+    "encoder_outputs", "decoder_attention_mask", "past_key_values", "cache", "tokenizer", *_SAYS_NOTHING,
 }  # fmt: skip
 # Methods of the library's loops that this one does not call: a prefix comes in by the first.
 _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
@@ -243,8 +243,8 @@ class Call:
         sharing = self.beams if model.config.is_encoder_decoder else 1  # a decoder's beams are rows like others
         self.kind = (len(input_ids) // sharing, sharing)
         self.parts: Any = self.by_model(self.kind[1])
-        longest = self.criteria.max_length or self.settings.max_length
-        self.longest = max(longest, self.held + 1)  # the library asks after each token, so it writes one at least
+        # The library asks how long a text may be only after a token: one is written in any case.
+        self.longest = max(self.criteria.max_length or self.settings.max_length, self.held + 1)
         ends = [each.eos_token_id for each in self.criteria if isinstance(each, EosTokenCriteria)]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
         self.pads_ended = any(hasattr(each, "eos_token_id") for each in self.criteria)
