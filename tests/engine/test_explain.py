@@ -12,14 +12,14 @@ from transformers import BertConfig, BertModel
 
 import blockformer
 from blockformer import explain, preset, warm_up
-from blockformer.engine import choices, decoding
+from blockformer.engine import choices, step_functions
 
 
 @pytest.fixture
 def said(monkeypatch):
     """What is logged where a call runs uncompiled."""
     lines = []
-    monkeypatch.setattr(decoding.logger, "warning", lines.append)
+    monkeypatch.setattr(step_functions.logger, "warning", lines.append)
     return lines
 
 

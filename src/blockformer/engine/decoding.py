@@ -8,7 +8,6 @@ B rows, n beams of a source, T tokens of the prompt, S tokens so far, V vocabula
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ from transformers.generation import (
     GenerationMixin,
     MaxLengthCriteria,
 )
-from transformers.utils import logging
 
 from ..model.compat import CACHE
 from ..watched import Modules, gives_arguments, is_watched, unknown_code
@@ -29,10 +27,9 @@ from .attention import PreparedAttention, is_in_use
 from .choices import is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
 from .search import BeamSearch, Sampling
-from .step_functions import OtherLoop
+from .step_functions import Fallbacks, OtherLoop
 from .step_parts import has_state, held_by
 
-logger = logging.get_logger(__name__)
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 _MOST_FREE = 2  # buffers that wait for later calls, by hand: two threads that write at once
 _SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}
@@ -197,23 +194,6 @@ class Decoding:
         steps = free or Steps(call.parts, prompt, room, scores.shape[-1])
         steps.begin(prompt, call.input_ids, call.ends, call.pad)
         return steps, scores
-
-
-class Fallbacks:
-    """Why texts were written by transformers' own loop, and how often.
-
-    Args:
-        is_logged: whether a new reason is a warning, since somebody waited for a compiler.
-    """
-
-    def __init__(self, is_logged: bool):
-        self.reasons, self._is_logged = Counter[str](), is_logged
-
-    def note(self, reason: str) -> None:
-        """Count a call, and log its reason if that is a new one."""
-        self.reasons[reason] += 1
-        if self.reasons[reason] == 1 and self._is_logged:
-            logger.warning(f"writing runs uncompiled: {reason}.")
 
 
 class Call:

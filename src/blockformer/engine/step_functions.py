@@ -9,7 +9,7 @@ size, V vocabulary.
 import copy
 import itertools
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -31,6 +31,23 @@ _SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
 
 class OtherLoop(Exception):
     """A call that goes to transformers' own loop, or a step that the model's `forward` takes. The message says why."""
+
+
+class Fallbacks:
+    """Why texts were written by transformers' own loop, and how often.
+
+    Args:
+        is_logged: whether a new reason is a warning, since somebody waited for a compiler.
+    """
+
+    def __init__(self, is_logged: bool):
+        self.reasons, self._is_logged = Counter[str](), is_logged
+
+    def note(self, reason: str) -> None:
+        """Count a call, and log its reason if that is a new one."""
+        self.reasons[reason] += 1
+        if self.reasons[reason] == 1 and self._is_logged:
+            logger.warning(f"writing runs uncompiled: {reason}.")
 
 
 def twin(module: nn.Module, copied: Callable = copy.copy) -> nn.Module:

@@ -20,9 +20,8 @@ from .positions import adds_to_scores, rotate
 
 def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
     """The library's attention function "sdpa", and eager attention for what that has not."""
-    mask, has_bias = attention_mask, module.has_relative_terms and module.is_causal
-    is_eager = "softcap" in kwargs or "s_aux" in kwargs
-    if has_bias and any(each.requires_grad for each in (query, key, value)):
+    mask, is_eager = attention_mask, "softcap" in kwargs or "s_aux" in kwargs
+    if module.has_relative_terms and module.is_causal and any(each.requires_grad for each in (query, key, value)):
         # Where a token sees nothing, PyTorch's kernels take each of its probabilities for 1 in the backward pass.
         is_eager = bool((mask.amax(-1) <= torch.finfo(mask.dtype).min).any()) if is_readable(mask) else len(mask) > 1
     attend = causal_attention if is_eager else LIBRARY["sdpa"]

@@ -146,13 +146,11 @@ class Layer(GradientCheckpointingLayer):
         self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = nn.Dropout(config.hidden_dropout) if config.hidden_dropout else None
-        self.has_cross_attention = has_cross_attention
         kind = "latent" if config.kv_lora_rank else "varied" if config.is_varied else config.position_type
         usual = config.parts["attention"].get(kind, getattr(self, "attention_class", Attention))
         usual = BLOCKS["attention_type"].get(config.attention_type, usual)
         self.self_attn = BLOCKS["layer_types"].get(self.layer_type, usual)(config, layer_idx, is_causal)
-        if has_cross_attention:
-            self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
+        self.cross_attn: Any = Attention(config, layer_idx, is_causal, True) if has_cross_attention else None
         usual = config.parts["mlp"][config.mlp_layer_types[layer_idx] if config.mlp_layer_types else "dense"]
         usual = BLOCKS["mlp_type"].get(config.mlp_type, usual)
         has_mlp = config.mlp_layers is None or config.mlp_layers[layer_idx]
@@ -194,11 +192,10 @@ class Layer(GradientCheckpointingLayer):
             **kwargs,
         )[0]
         if self.residual in PARALLEL:
-            if self.residual == "parallel":
-                states = self._norm("mlp_pre_norm", hidden_states)
+            states = self._norm("mlp_pre_norm", hidden_states) if self.residual == "parallel" else states
             return self.residual_step("mlp", self.residual_step("self_attn", hidden_states, change), self.mlp(states))
         hidden_states = self.residual_step("self_attn", hidden_states, change)
-        if self.has_cross_attention and encoder_hidden_states is not None:
+        if self.cross_attn is not None and encoder_hidden_states is not None:
             hidden_states, mask = self._norm("cross_attn_input_norm", hidden_states), layer_inputs.cross_head_mask
             change = self.cross_attn(
                 hidden_states=self._norm("cross_attn_pre_norm", hidden_states),

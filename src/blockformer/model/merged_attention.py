@@ -50,7 +50,6 @@ class MergedLayer(Layer):
     """A decoder's layer with merged attention in place of self- and cross-attention."""
 
     attention_class = MergedAttention
-    cross_attn = None  # type: ignore[assignment]  # whoever asks each layer for it
 
     def forward(
         self,
