@@ -19,6 +19,7 @@ def attend(query, key, value, lengths, is_causal=False, bias=None, **settings):
     unpadding = Unpadding((len(lengths), max(lengths)), None, lengths)
     module = torch.nn.Module()
     module.is_causal, module.num_key_value_groups = is_causal, query.shape[1] // key.shape[1]
+    module.has_relative_terms = bias is not None
     unpadding = unpadding if bias is None else unpadding.with_bias(bias)
     return attend_side_by_side(module, query, key, value, unpadding, scaling=0.3, **settings)
 

@@ -23,7 +23,7 @@ def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
     mask, is_eager = attention_mask, "softcap" in kwargs or "s_aux" in kwargs
     if module.has_relative_terms and module.is_causal and any(each.requires_grad for each in (query, key, value)):
         # Where a token sees nothing, PyTorch's kernels take each of its probabilities for 1 in the backward pass.
-        is_eager = bool((mask.amax(-1) <= torch.finfo(mask.dtype).min).any()) if is_readable(mask) else len(mask) > 1
+        is_eager = bool((mask.amax(-1) <= torch.finfo(mask.dtype).min).any()) if is_readable(mask) else mask.size(0) > 1
     attend = causal_attention if is_eager else LIBRARY["sdpa"]
     return attend(module, query, key, value, attention_mask, **kwargs)
 
