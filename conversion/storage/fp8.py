@@ -40,7 +40,7 @@ _FREE = ("dequantize", "modules_to_not_convert", "ignored_layers", "modules_to_c
 class Fp8:
     """A weight [N, K] and its factors, [N / 128, K / 128] rounded up or a single one -> the weight in bfloat16.
 
-    A third tensor, the scale of the inputs, is not needed. There is no way back.
+    A third tensor, the scale of the inputs, is not read. Such weights are not written.
     """
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
