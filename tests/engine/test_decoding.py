@@ -156,12 +156,6 @@ def test_processors_and_criteria_are_the_library_s(settings, loop):
     assert_as_library(make("qwen3"), **prompts([8, 5]), **{"max_new_tokens": 24, "do_sample": False, **settings})
 
 
-@pytest.mark.parametrize("settings", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3}], ids=str)
-def test_a_prompt_longer_than_the_caller_s_criterion_allows_gets_one_token(settings, loop):
-    given = {**prompts([8, 5]), "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(4)])}
-    assert assert_as_library(make("qwen3"), **given, **settings).shape[1] == 9
-
-
 def test_a_text_ends_with_a_string_of_the_caller_s(tiny_tokenizer, loop):
     pair = make("qwen3", vocab_size=len(tiny_tokenizer))
     given = {**prompts([8, 5]), "max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
@@ -432,11 +426,11 @@ def test_a_cache_that_a_call_returned_is_filled_after_it_was_emptied(name, loop)
     assert found[1][1] == found[0][1] > 5
 
 
-@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize("settings", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3}], ids=str)
 @pytest.mark.parametrize("longest", [5, 8, 10])
-def test_a_criterion_of_the_caller_s_may_end_a_text_at_or_before_its_prompt(longest, beams, loop):
+def test_a_criterion_of_the_caller_s_may_end_a_text_at_or_before_its_prompt(longest, settings, loop):
     criteria = StoppingCriteriaList([MaxLengthCriteria(longest)])
-    settings = {"num_beams": beams, "max_new_tokens": 6, "eos_token_id": None, "stopping_criteria": criteria}
+    settings = {**settings, "max_new_tokens": 6, "eos_token_id": None, "stopping_criteria": criteria}
     texts = assert_as_library(make("qwen3"), **prompts([8, 6]), **settings)
     assert texts.shape[1] == max(longest, 9)
 
