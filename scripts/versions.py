@@ -2,9 +2,10 @@
 
 All but the installed one get environments of their own in .venvs/, which see everything of the environment that runs
 this script (torch, pytest, this package); only transformers, and what that release needs otherwise, is installed there.
-The installed release comes last.
+The installed release comes last. `--torch 2.6.0` runs them with that PyTorch and the installed transformers instead;
+its wheels take several gigabytes.
 
-Usage: python scripts/versions.py [--quick] [--fresh] [VERSION ...] [-- PYTEST_ARGUMENT ...]
+Usage: python scripts/versions.py [--quick] [--fresh] [--torch] [VERSION ...] [-- PYTEST_ARGUMENT ...]
 """
 
 import argparse
@@ -35,14 +36,15 @@ QUICK = (
 """Some of each kind, for CI: remote code, repos of every release, generation, parity, offload."""
 
 
-def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[str, object]:
-    """Run the marked tests with one environment's python; return the result."""
+def run_tests(library: str, version: str, python: str | Path, arguments: list[str]) -> dict[str, object]:
+    """Run the marked tests with one environment's python, which has this release; return the result."""
     names = ", ".join(COLUMNS)
     code = f"import {names}; print(*(module.__version__ for module in ({names})))"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
-    if found[0] != version:
-        raise SystemExit(f"the environment for transformers {version} imports {found[0]}: run again with --fresh")
-    report = ROOT / ".venvs" / f"report-{version}.xml"
+    row: dict[str, object] = dict(zip(COLUMNS, found, strict=True))
+    if str(row[library]).partition("+")[0] != version:
+        raise SystemExit(f"the environment for {library} {version} imports {row[library]}: run again with --fresh")
+    report = ROOT / ".venvs" / f"report-{library}-{version}.xml"
     report.parent.mkdir(exist_ok=True)
     report.unlink(missing_ok=True)
     start = time.perf_counter()
@@ -51,8 +53,7 @@ def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[st
          f"--junit-xml={report}", *arguments],
         cwd=ROOT, check=False, env={**os.environ, **ONE_THREAD},
     ).returncode  # fmt: skip
-    row: dict[str, object] = {"seconds": time.perf_counter() - start, "code": status}
-    row |= dict(zip(COLUMNS, found, strict=True))
+    row |= {"seconds": time.perf_counter() - start, "code": status}
     root = ElementTree.parse(report).getroot() if report.exists() else None  # nosec B314 # the same
     suite = root.find("testsuite") if root is not None else None
     for name in ("tests", "failures", "errors", "skipped"):
@@ -66,6 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: those tested, and the installed one")
     parser.add_argument("--quick", action="store_true", help="a few tests, on the oldest and the newest release")
+    parser.add_argument("--torch", action="store_true", help="the versions are PyTorch's")
     parser.add_argument("--fresh", action="store_true", help="rebuild the environments")
     options = parser.parse_args(arguments[:split])
     given = arguments[split + 1 :]
@@ -73,7 +75,10 @@ def main() -> int:
         given = [*QUICK, *given]
     elif not given:
         given = ["--numprocesses=auto", "--maxprocesses=4"]
-    installed = metadata.version("transformers")
+    library = "torch" if options.torch else "transformers"
+    installed = metadata.version(library).partition("+")[0]
+    if options.torch and not options.versions:
+        parser.error("name the versions of PyTorch: --torch 2.6.0")
     usual = (VERSIONS[0], VERSIONS[-1]) if options.quick else (*VERSIONS, installed)
     versions = options.versions or dict.fromkeys(usual)
 
@@ -82,9 +87,9 @@ def main() -> int:
         python = (
             sys.executable
             if version == installed
-            else build(f"transformers-{version}", [f"transformers=={version}"], options.fresh)
+            else build(f"{library}-{version}", [f"{library}=={version}"], options.fresh)
         )
-        rows.append(run_tests(version, python, given))
+        rows.append(run_tests(library, version, python, given))
     print(
         f"\n{'transformers':<14}{'huggingface_hub':<17}{'torch':<14}{'tests':>6}{'failed':>8}{'skipped':>9}{'seconds':>9}"
     )

@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as of_modules
 from transformers import PreTrainedModel
 
 from .declared_fields import from_outside
@@ -20,6 +20,20 @@ _NO_SETTINGS = ("training", "p", "gradient_checkpointing", "name_or_path")
 _KNOWN = ("blockformer", "torch", "transformers", "peft")
 # Packages whose modules a step can run.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
+
+
+# PyTorch's dictionaries of hooks on every module.
+_GLOBAL_HOOKS = (
+    of_modules._global_forward_pre_hooks,
+    of_modules._global_forward_hooks,
+    of_modules._global_backward_pre_hooks,
+    of_modules._global_backward_hooks,
+)
+
+
+def has_global_hook() -> bool:
+    """Whether somebody has set a hook on every module."""
+    return any(_GLOBAL_HOOKS)
 
 
 def is_transformed() -> bool:
@@ -54,7 +68,7 @@ def _is_idle(hook) -> bool:
 
 def is_watched(module: nn.Module) -> bool:
     """Whether something may look at the rows that a module or one within it sees: a hook, or code of somebody else."""
-    return _has_any_global_hook() or any(not is_bare(each) or not _is_known(type(each)) for each in module.modules())
+    return has_global_hook() or any(not is_bare(each) or not _is_known(type(each)) for each in module.modules())
 
 
 def gives_arguments(module: nn.Module) -> bool:
@@ -90,7 +104,7 @@ class Modules:
 
     def are_untouched(self) -> bool:
         """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
-        if _has_any_global_hook() or not self._fields.items() <= vars(self._config).items():
+        if has_global_hook() or not self._fields.items() <= vars(self._config).items():
             return False
         return all(
             not module.training

@@ -53,7 +53,8 @@ Then those that only the package uses:
 - `_len_torch_dispatch_stack`, `_get_dispatch_mode`, `_TorchDispatchModeKey`, `_len_torch_function_stack`,
   `_get_function_stack_at` (torch._C): AttributeError.
 - `_python_dispatch` (torch.utils; `_disable_current_modes`), and `DeviceContext` (torch.utils._device): ImportError.
-- `_has_any_global_hook` (torch.nn.modules.module): ImportError.
+- `_global_forward_hooks`, `_global_forward_pre_hooks`, `_global_backward_hooks`, `_global_backward_pre_hooks`
+  (torch.nn.modules.module): AttributeError.
 - `_active_collector`, and the name `output_capturing_hook` (output_capturing of transformers): a model that was once
   is asked for hidden states or attentions no longer uses fast paths.
 - `_checkpoint_offset` (torch.UntypedStorage): `pytorch_model.bin` is read whole instead of tensor by tensor.

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.modules.module import _has_any_global_hook
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging
 from transformers.utils.import_utils import is_flash_linear_attention_available
@@ -22,7 +21,7 @@ from ..model.attention import sdpa_attention as plain
 from ..model.compat import causal_masks, encoder_masks, is_mapped
 from ..model.disentangled import DisentangledAttention
 from ..model.latent_attention import LatentAttention
-from ..watched import is_bare
+from ..watched import has_global_hook, is_bare
 from .choices import is_enabled
 from .few_rows import attend, can_attend
 from .linear import QuickLinear, may_multiply_otherwise
@@ -157,7 +156,7 @@ class PreparedLatentAttention(LatentAttention):
 
     def _takes(self, states, length: int) -> bool:
         """Whether this is one token of each row, and two plain matmuls may change their order."""
-        if length != 1 or not may_multiply_otherwise(states) or not is_in_use(self.config) or _has_any_global_hook():
+        if length != 1 or not may_multiply_otherwise(states) or not is_in_use(self.config) or has_global_hook():
             return False
         layers = (self.k_proj, self.v_proj)
         return all(type(layer) in (nn.Linear, QuickLinear) and is_bare(layer) for layer in layers)

@@ -10,7 +10,7 @@ from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.runtime import Runtime
 from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
-from ..watched import is_watched
+from ..watched import is_transformed, is_watched
 from . import attention
 from .attention import is_in_use
 from .choices import is_enabled, is_switched_on
@@ -79,12 +79,12 @@ class TrainingRuntime(LoadedRuntime):
         return False
 
     def may_unpad(self, stack, inputs) -> bool:
-        """Whether neither the caller, nor a cache, nor a gradient needs the padding."""
+        """Whether neither the caller, nor a cache, nor a gradient, nor torch.func needs the padding."""
         has_cache = inputs.use_cache or inputs.past_key_values is not None
         needs_padding = has_cache and not self.takes_prompts(inputs.past_key_values)
         needs_padding |= inputs.source[0] is not None or inputs.head_masks[0] is not None or inputs.reads_padding
         needs_padding |= inputs.named.get("is_causal") is False  # each sequence's own attention asks the module
-        if needs_padding or is_recording(stack.config, inputs.named):
+        if needs_padding or is_recording(stack.config, inputs.named) or is_transformed():
             return False
         if isinstance(inputs.attention_mask, dict) or not is_in_use(stack.config) or not is_enabled():
             return False

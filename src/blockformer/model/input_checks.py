@@ -101,9 +101,9 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
 
 
 def _bounds(numbers) -> tuple[int, int]:
-    """The smallest and the largest of [B, T]; for a few numbers Python is done before an operator has begun."""
-    rows = numbers.tolist() if numbers.numel() <= 64 else [torch.stack(numbers.aminmax()).tolist()]
-    return min(map(min, rows)), max(map(max, rows))
+    """The smallest and the largest of [B, T]."""
+    ends = (numbers, numbers) if numbers.numel() == 1 else numbers.aminmax()
+    return ends[0].item(), ends[1].item()
 
 
 def _outside(ids, limit: int) -> int | None:

@@ -6,12 +6,11 @@ N tokens with a label, C hidden size, V vocabulary.
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.modules import module
 from torch.utils.checkpoint import checkpoint
 
 from ..model.language_model_head import finished
 from ..model.losses import IGNORED, averaged, check_labels, token_cross_entropy
-from ..watched import is_bare, is_plain_linear, is_transformed
+from ..watched import has_global_hook, is_bare, is_plain_linear, is_transformed
 from .late_outputs import DeferredLogits
 
 # Logits that may be held at once, 128 MiB in float32; on a CUDA device as many as a part of its free memory holds, up
@@ -63,7 +62,7 @@ def _can_be_in_chunks(head) -> bool:
     """
     if torch.compiler.is_compiling():
         return is_plain_linear(head)
-    if is_transformed() or module._has_any_global_hook():
+    if is_transformed() or has_global_hook():
         return False
     return is_plain_linear(head) or (not torch.is_grad_enabled() and isinstance(head, nn.Linear) and is_bare(head))
 
