@@ -9,9 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from blockformer.conversion.families.registry import family_of
-from blockformer.files.config_file import is_ours
-from blockformer.files.errors import ConversionError, memory_errors
+from blockformer.files.errors import memory_errors
 from blockformer.files.progress import Progress, silent
 from blockformer.files.sizes import format_size
 from blockformer.files.sources import locate
@@ -21,6 +19,7 @@ from .any_checkpoint import AnyCheckpoint
 from .around import around_weights, moved_tokens
 from .examination import Examination, examine
 from .finding import ERROR, WARNING, Diagnosis, Finding, counted
+from .layouts import Layouts
 from .options import Options
 from .weight_files import ADAPTER
 from .weight_numbers import kept_wide, of_dtypes, of_numbers, of_ties, rows_of
@@ -118,14 +117,13 @@ def diagnosis_of(
             longest = getattr(found.layouts.config, "max_position_embeddings", None)
             rows = rows_of(written.tensors, found.layouts)
             result.add(around_weights(checkpoint.folder, found.config, rows, longest))
-            result.add(_of_settings(found))
+            result.add(_of_settings(found.config, found.layouts))
     if other is not None:
         result.add(_differences(found.config, other.config, title))
         result.add(moved_tokens(checkpoint.folder, other.folder, title))
     if not quick and checkpoint.tensors and is_plain:
         same_names = found.layouts is not None and found.groups
-        findings, _ = of_numbers(written if same_names else checkpoint, other, title, progress, _unread(found))
-        result.add(findings)
+        result.add(of_numbers(written if same_names else checkpoint, other, title, progress, _unread(found)))
     open_ = (each.kind for each in result.findings if each.severity == ERROR and not each.is_mended)
     result.is_mendable &= not any(kind in BLOCKING for kind in open_)
     result.what = _what(found, result)
@@ -144,14 +142,9 @@ BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misre
 """Kinds of errors after which nobody can say that the written checkpoint is the model."""
 
 
-def _of_settings(found: Examination) -> list[Finding]:
-    if is_ours(found.config):
-        return []
-    try:
-        family = found.layouts.family if found.layouts is not None else family_of(found.config)
-    except ConversionError:
-        return []
-    notes = family.settings.unused_note(found.config, only_misspelt=True) if family is not None else []
+def _of_settings(entries: Mapping[str, Any], layouts: Layouts) -> list[Finding]:
+    family = layouts.family
+    notes = family.settings.unused_note(entries, only_misspelt=True) if family is not None else []
     return [Finding("misspelt", WARNING, note, "correct the names") for note in notes]
 
 

@@ -10,13 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from blockformer.files.errors import ConversionError, shown
 
 from .around import ids_in, special_tokens_in
 from .finding import ERROR, Finding, counted
-from .layouts import layouts_of
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d{1,4})\.")
@@ -38,13 +35,12 @@ class Settled:
     changes: list[str] = field(default_factory=list)
 
 
-def settled(entries: Mapping[str, Any], names: Collection[str], family: str | None) -> Settled:
+def settled(entries: Mapping[str, Any], names: Collection[str]) -> Settled:
     """The entries with as many types as layers, and without tokens that the vocabulary does not have.
 
     Args:
         entries: of `config.json`.
         names: of the tensors.
-        family: the official one, if it is named.
     """
     found = Settled(dict(entries))
     types, count = entries.get("layer_types"), entries.get("num_hidden_layers")
@@ -110,11 +106,3 @@ def _known_tokens(folder: Path) -> dict[str, tuple[str, int]]:
         return special_tokens_in(folder)
     except ConversionError:
         return {}
-
-
-def _refuses_tokens(entries: Mapping[str, Any], family: str | None) -> bool:
-    try:
-        layouts_of(entries, None, lambda name: torch.empty(0), family)
-    except ConversionError as error:
-        return "must be a token from" in str(error)
-    return False

@@ -110,7 +110,7 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     if not (found.config.get("model_type") or options.family):
         found.findings += of_no_family(names, found.config, checkpoint.folder)
         return found
-    early = settled(found.config, names, options.family)
+    early = settled(found.config, names)
     found.config = early.entries
     for _ in range(TRIES):
         findings, changes, fits = _names_and_shapes(found, names, options)

@@ -127,7 +127,7 @@ def copy_side_files(found: Examination, folder: Path, choices: Options) -> list[
         elif name.endswith(CODE_FILES):
             left.append(name)
     said = [f"copied as they are: {', '.join(copied)}"] if copied else []
-    rows = None if found.layouts is None else rows_of(found.written.tensors, found.layouts)
+    rows = rows_of(found.written.tensors, found.layouts)
     said += write_own_tokenizer(checkpoint.folder, folder, rows, found.config, choices.tiktoken)
     return said + ([f"not copied, code of the folder: {', '.join(left)}"] if left else [])
 

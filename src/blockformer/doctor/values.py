@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from blockformer.files.finite import nonfinite
-from blockformer.files.progress import Progress, silent
+from blockformer.files.progress import Progress
 from blockformer.files.safetensors_io import TensorInfo
 
 SMALLEST = 4096
@@ -53,16 +53,16 @@ class Values:
 def values_of(
     tensors: Mapping[str, TensorInfo],
     parts: Callable[[str], Iterator[Tensor]],
-    others: Callable[[str], Iterator[Tensor]] | None = None,
-    comparable: Collection[str] = (),
-    progress: Progress = silent,
+    others: Callable[[str], Iterator[Tensor]] | None,
+    comparable: Collection[str],
+    progress: Progress,
 ) -> dict[str, Values]:
     """Name -> what its numbers are.
 
     Args:
         tensors: name -> header of the tensors to look at.
         parts: name -> its elements in order, flat, in parts.
-        others: the same of another checkpoint.
+        others: the same of another checkpoint, if there is one.
         comparable: names of tensors that both have, of one shape and dtype.
         progress: receives progress reports.
     """

@@ -46,9 +46,7 @@ def kept_wide(layouts: Layouts | None) -> set[str]:
     return {name for name, others in layouts.names_in_class.items() if any(map(is_kept, others))}
 
 
-def of_dtypes(
-    tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any], kept: Collection[str] = ()
-) -> list[Finding]:
+def of_dtypes(tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any], kept: Collection[str]) -> list[Finding]:
     """Where dtypes are mixed, or `config.json` says another one.
 
     Args:
@@ -113,8 +111,8 @@ def of_numbers(
     other: Checkpoint | None,
     title: str,
     progress: Progress,
-    unread: Collection[str] = (),
-) -> tuple[list[Finding], dict[str, Values]]:
+    unread: Collection[str],
+) -> list[Finding]:
     """What the numbers of a checkpoint say, compared with another checkpoint if there is one.
 
     Args:
@@ -138,7 +136,7 @@ def of_numbers(
         *_broken(values, infos, unread),
         *_untrained(values, unread),
         *_unchanged(values, title),
-    ], values
+    ]
 
 
 def _misread(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
