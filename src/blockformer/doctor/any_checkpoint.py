@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from blockformer.conversion.rules.groups import Group, Target, targets_of
+from blockformer.conversion.rules.groups import Group, targets_of
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import read_config
 from blockformer.files.errors import CheckpointError, ConversionError, listed, shown
@@ -218,7 +218,9 @@ class Changed(Checkpoint):
         self.folder, self.weights, self.around = source.folder, source.weights, None
         self._config_file, self.wrapper, self._identities = None, None, {}
         self.groups = {target.name: group for group in groups for target in group.targets}
-        self.tensors = {name: _header(each, source.folder) for name, each in targets_of(groups).items()}
+        self.tensors = {
+            name: TensorInfo(name, each.dtype, each.shape, source.folder) for name, each in targets_of(groups).items()
+        }
 
     def read(self, name: str) -> Tensor:
         return dict(self.groups[name].apply(self.source.read))[name]
@@ -234,8 +236,3 @@ class Changed(Checkpoint):
 
     def close(self) -> None:
         self.source.close()
-
-
-def _header(target: Target, folder: Path) -> TensorInfo:
-    nbytes = torch.Size(target.shape).numel() * target.dtype.itemsize
-    return TensorInfo(target.name, target.dtype, target.shape, folder, nbytes)

@@ -47,10 +47,9 @@ def read_numbers(path: Path) -> tuple[list[TensorInfo], dict[str, Any]] | None:
         return None
     offset, infos = HEADER.size, []
     for name, shape in _order(settings):
-        nbytes = 4 * torch.Size(shape).numel()
-        if name:
-            infos.append(TensorInfo(name, torch.float32, shape, path, nbytes, offset))
-        offset += nbytes
+        info = TensorInfo(name, torch.float32, shape, path, offset)
+        infos += [info] if name else []
+        offset += info.nbytes
     return (infos, settings) if offset == path.stat().st_size else None
 
 

@@ -184,8 +184,7 @@ def header_of(name: str, value: Any, path: Path, places: dict[str, tuple[int, in
     if type(offset) is not int or (all(shape) and (offset + last + 1) * dtype.itemsize > size):
         raise CheckpointError(f"{path}: {shown(name)} is larger than its stored data; copy the file again")
     plain = _row_by_row(shape) == strides or not all(shape)
-    nbytes = torch.Size(shape).numel() * dtype.itemsize
-    return TensorInfo(name, dtype, shape, path, nbytes, begin + offset * dtype.itemsize, None if plain else strides)
+    return TensorInfo(name, dtype, shape, path, begin + offset * dtype.itemsize, None if plain else strides)
 
 
 def _row_by_row(shape: tuple[int, ...]) -> tuple[int, ...]:

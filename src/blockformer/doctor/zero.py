@@ -237,26 +237,22 @@ def _cut(vectors: Sequence[TensorInfo], begin: int, count: int) -> Iterator[Tens
         first, last = max(begin, start), min(begin + count, start + size)
         if first < last:
             place = each.offset + (first - start) * each.dtype.itemsize
-            yield TensorInfo(
-                each.name, each.dtype, (last - first,), each.file, (last - first) * each.dtype.itemsize, place
-            )
+            yield TensorInfo(each.name, each.dtype, (last - first,), each.file, place)
         start += size
 
 
 def _flat(name: str, shape: tuple[int, ...], pieces: Sequence[TensorInfo]) -> Flat:
-    count = math.prod(shape)
-    if sum(math.prod(each.shape) for each in pieces) < count or len({each.dtype for each in pieces}) > 1:
+    if sum(math.prod(each.shape) for each in pieces) < math.prod(shape) or len({each.dtype for each in pieces}) > 1:
         raise CheckpointError(f"{shown(name)}: its parts do not hold {list(shape)} elements of one dtype")
     dtype = pieces[0].dtype if pieces else torch.float32
     file = pieces[0].file if pieces else Path()
-    return Flat(TensorInfo(name, dtype, shape, file, count * dtype.itemsize), tuple(pieces))
+    return Flat(TensorInfo(name, dtype, shape, file), tuple(pieces))
 
 
 def _whole(name: str, info: TensorInfo, wide: torch.dtype | None = None) -> Flat:
     """A tensor of one piece; numbers in 16 bits become `wide`, if that is set."""
     dtype = wide if wide is not None and info.dtype.is_floating_point else info.dtype
-    nbytes = math.prod(info.shape) * dtype.itemsize
-    return Flat(TensorInfo(name, dtype, info.shape, info.file, nbytes), (info,))
+    return Flat(TensorInfo(name, dtype, info.shape, info.file), (info,))
 
 
 def _refused(place: Path, why: str) -> CheckpointError:
