@@ -72,6 +72,11 @@ class Group:
         return tensors
 
 
+def copy_of(name: str, header: HasHeader) -> Group:
+    """The group that copies a tensor."""
+    return Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
+
+
 def targets_of(groups: Iterable[Group]) -> dict[str, Target]:
     """Name -> header, of all tensors that groups make."""
     return {target.name: target for group in groups for target in group.targets}
@@ -140,7 +145,7 @@ def with_rest(
     ordered: dict[int, Group] = {}
     for name, header in tensors.items():
         if name not in taken:
-            copy = Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
+            copy = copy_of(name, header)
             ordered[id(copy)] = copy
         elif name in readers:  # else a part of its group is missing
             ordered[id(readers[name])] = readers[name]

@@ -17,7 +17,7 @@ from blockformer.conversion.families.composites import COMPOSITES
 from blockformer.conversion.model_tensors import with_sources
 from blockformer.conversion.plan import Plan, dtype_entry
 from blockformer.conversion.remedies import plan_official
-from blockformer.conversion.rules.groups import Group, Target, targets_of
+from blockformer.conversion.rules.groups import Group, Target, copy_of, targets_of
 from blockformer.files.errors import ConversionError, MisfitError, shown
 from blockformer.files.quantized import check_plain, packed_by_mlx, quantized_entries
 from blockformer.files.quiet import quiet
@@ -25,7 +25,7 @@ from blockformer.files.safetensors_io import TensorInfo
 from blockformer.publishing.repo_code import full_auto_map
 
 from .any_checkpoint import AnyCheckpoint, Changed
-from .as_it_is import copy_of, foreign, layouts_as_it_is
+from .as_it_is import foreign, layouts_as_it_is
 from .early_settings import of_tokens, settled
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .fused import split_joined
