@@ -63,15 +63,8 @@ class CheckpointWeights:
         Raises:
             ConversionError: naming them.
         """
-        makers = {target.name: (group, target) for group in self.groups for target in group.targets}
-
-        def parts(name: str) -> Iterator[Tensor]:
-            group, target = makers[name]
-            if not group.is_copy:
-                return iter([dict(group.apply(self.checkpoint.read))[name]])
-            return (part.to(target.dtype) for part in self.checkpoint.parts(group.sources[0]))
-
-        check_tied(parts, self.tied)
+        makers = {target.name: group for group in self.groups for target in group.targets}
+        check_tied(lambda name: makers[name].parts(name, self.checkpoint), self.tied)
 
     def write(self, folder: Path, options: RepoOptions) -> Mapping[str, int]:
         """Write all groups in order. Returns name -> how many elements are NaN or infinite."""

@@ -226,10 +226,7 @@ class Changed(Checkpoint):
         return dict(self.groups[name].apply(self.source.read))[name]
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        group = self.groups[name]
-        if group.is_copy:
-            return (part.to(group.targets[0].dtype) for part in self.source.parts(group.sources[0]))
-        return iter([self.read(name).reshape(-1)])
+        return self.groups[name].parts(name, self.source)
 
     def check_unchanged(self) -> None:
         self.source.check_unchanged()
