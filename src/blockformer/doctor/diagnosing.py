@@ -111,7 +111,7 @@ def diagnosis_of(
     if checkpoint.kind != ADAPTER and checkpoint.tensors and is_plain:
         result.add(of_dtypes(checkpoint.tensors, found.config, kept_wide(found.layouts)))
         if found.layouts is not None:
-            ties = [] if quick else of_ties(written, found.layouts, found.config)
+            ties = [] if quick else of_ties(written, found.layouts)
             result.add(ties)
             result.is_mendable &= not any(each.severity == ERROR for each in ties)
             longest = getattr(found.layouts.config, "max_position_embeddings", None)
