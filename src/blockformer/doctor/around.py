@@ -41,7 +41,7 @@ def around_weights(folder: Path, entries: Mapping[str, Any], rows: int | None, l
         return [Finding("pointer", ERROR, said, "run `git lfs pull` in its folder", names=tuple(pointers))]
     try:
         tokens, settings = tokens_in(folder), _object(folder / "tokenizer_config.json")
-        generation = _object(folder / "generation_config.json")
+        generation = _object(folder / FILE)
     except ConversionError as error:
         return [Finding("json", ERROR, str(error), "mend or copy the file again")]
     findings = _of_generation(generation, rows, longest)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from blockformer.files.errors import ConversionError, shown
+from blockformer.files.generation_settings import TOKENS
 
 from .around import ids_in, special_tokens_in
 from .finding import ERROR, Finding, counted
 
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d{1,4})\.")
 
 

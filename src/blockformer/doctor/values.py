@@ -16,6 +16,7 @@ from torch import Tensor
 
 from blockformer.files.finite import nonfinite
 from blockformer.files.progress import Progress
+from blockformer.files.quantized import PLAIN
 from blockformer.files.safetensors_io import TensorInfo
 
 SMALLEST = 4096
@@ -121,7 +122,7 @@ def is_matrix(info: TensorInfo) -> bool:
     """Whether a tensor is large enough to tell a draw from trained weights."""
     sides = info.shape[-2:]
     is_large = len(sides) == 2 and min(sides) >= SMALLEST_SIDE and math.prod(info.shape) >= SMALLEST
-    return is_large and info.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    return is_large and info.dtype in PLAIN
 
 
 def _whole_rows(part: Tensor, begin: int, width: int) -> Tensor:

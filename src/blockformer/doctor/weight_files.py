@@ -7,8 +7,9 @@ from itertools import chain
 from pathlib import Path
 
 from blockformer.files.container_kinds import MEGATRON
-from blockformer.files.containers import ADAPTERS as ADAPTER_FILES
 from blockformer.files.containers import (
+    ADAPTER_WEIGHTS,
+    ADAPTERS,
     NOT_WEIGHTS,
     NUMBERED,
     UNFINISHED,
@@ -22,7 +23,7 @@ from blockformer.files.containers import (
     without_model,
 )
 from blockformer.files.errors import CheckpointError, ConversionError, shown
-from blockformer.files.names import PICKLED_SUFFIXES, VOCABULARIES, WEIGHT_FILES, WEIGHTS, weight_map
+from blockformer.files.names import PICKLED_SUFFIXES, VOCABULARIES, WEIGHT_FILES, WEIGHT_NAMES, WEIGHTS, weight_map
 
 from .distributed import METADATA
 from .finding import ERROR, NOTE, WARNING, Finding
@@ -33,7 +34,6 @@ ADAPTER = "a LoRA adapter"
 DISTRIBUTED = "a distributed checkpoint (DCP)"
 RANKS = "FSDP shards"
 ZERO = "the parts of DeepSpeed ZeRO"
-ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 @dataclass
@@ -72,7 +72,7 @@ def weights_in(source: Path) -> Weights:
         raise ConversionError(f"{source}: {what}")
     if ranks := ranks_of([source.name]):
         return Weights(RANKS, [], [Finding("fsdp-shard", ERROR, *shard_said(ranks, source.parent))])
-    kind = ADAPTER if source.name in ADAPTERS else f"one {_format(source)} file"
+    kind = ADAPTER if source.name in ADAPTER_WEIGHTS else f"one {_format(source)} file"
     return Weights(kind, [source], _adapter_finding(source.parent) if kind == ADAPTER else [])
 
 
@@ -83,7 +83,7 @@ def _in_folder(folder: Path) -> Weights:
             return Weights(f"one {_format(folder / single)} file", [folder / single])
         if index in names:
             return _of_index(folder, index)
-    for name in ADAPTERS:
+    for name in ADAPTER_WEIGHTS:
         if name in names:
             return Weights(ADAPTER, [folder / name], _adapter_finding(folder))
     if "adapter_config.json" in names and not any(name.endswith(WEIGHT_FILES) for name in names):
@@ -173,7 +173,7 @@ def _extras(folder: Path, found: Weights) -> list[Finding]:
     """What lies next to the weights and changes what a library reads."""
     names = sorted(path.name for path in folder.iterdir())
     findings = []
-    if found.kind != ADAPTER and found.files and {*ADAPTER_FILES} & {*names}:
+    if found.kind != ADAPTER and found.files and {*ADAPTERS} & {*names}:
         findings += _adapter_finding(folder, "adapter-and-weights")
     kinds = [pair for pair in WEIGHTS if {*pair} & {*names}]
     if len(kinds) > 1:
@@ -204,8 +204,8 @@ def _beside(folder: Path, names: list[str], found: Weights) -> list[Finding]:
     if cut := [name for name in unfinished if name.rpartition(".")[0] in read]:
         said = f"the download of {shown(cut[0].rpartition('.')[0])} was not finished: {shown(cut[0])} is there"
         findings.append(Finding("download", ERROR, said, "download it again", names=tuple(cut)))
-    known = {name for pair in WEIGHTS for name in pair}
-    others = [name for name in names if name.endswith(".safetensors") and name not in read | known | {*ADAPTERS}]
+    known = {*WEIGHT_NAMES}
+    others = [name for name in names if name.endswith(".safetensors") and name not in read | known | {*ADAPTER_WEIGHTS}]
     if (others and found.places is not None) or (read & known and others):
         said = f"{_some(others)} hold{'s' * (len(others) == 1)} weights too, and transformers does not read them"
         fix = "a server that reads every file of a folder takes them for a part of the model: move them away"

@@ -12,14 +12,13 @@ from blockformer.conversion.rules.ties import are_same
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import listed, shown
 from blockformer.files.progress import Progress
-from blockformer.files.quantized import EIGHT_BITS, quantized_entries
+from blockformer.files.quantized import EIGHT_BITS, PLAIN, quantized_entries
 from blockformer.files.safetensors_io import TensorInfo
 
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .layouts import Layouts
 from .values import Values, values_of
 
-PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KEPT_WIDE = (
     "e_score_correction_bias",
     ".expert_bias",

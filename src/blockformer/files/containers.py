@@ -12,7 +12,8 @@ from .model_place import is_of_model
 from .names import INDEX, PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHT_NAMES, WEIGHTS, has_weights
 from .regular import open_regular
 
-ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+ADAPTERS = ("adapter_config.json", *ADAPTER_WEIGHTS)
 NEVER_MERGED = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
 """Kinds of adapters that are read as tokens or states, and not added to weights."""
 RANK = re.compile(r"(?P<start>.*?)(world_size_(?P<world>\d+)_)?rank[_-]?(?P<rank>\d+)(?P<end>\.(pt|pth|bin|ckpt))")
@@ -286,7 +287,7 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
         remedy = f"merge it into {named}: {ours}, or merge_and_unload() of PEFT"
     else:
         remedy = f"merge it into {named} with PEFT: merge_and_unload() and save_pretrained"
-    if not any(os.path.lexists(folder / name) for name in ADAPTERS[1:]):
+    if not any(os.path.lexists(folder / name) for name in ADAPTER_WEIGHTS):
         said = f"this is the adapter_config.json of {title}{rank} for {named}, and the adapter itself is missing"
-        return said, f"copy {ADAPTERS[1]} too; and then {remedy}"
+        return said, f"copy {ADAPTER_WEIGHTS[0]} too; and then {remedy}"
     return f"this is {title}{rank} for {named}, not a model", remedy

@@ -13,6 +13,7 @@ FIELDS = ("quantization_config", "compression_config")
 OUR_BITS = "linear_bits"
 """The entry of our layout that says the same."""
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of weights that are not quantized."""
 REMEDY = (
     "conversion reads AWQ with 4 bits, MXFP4 of gpt-oss and FP8 in blocks of 128 x 128 or with one factor a matrix; of "
     "others make plain weights with dequantize() of transformers, and convert those"
