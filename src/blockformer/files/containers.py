@@ -87,8 +87,7 @@ def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | Non
         said = f"the weights lie in {_listed(safe)} without {WEIGHTS[0][1]}, by which libraries find them"
         return said, f"blockformer doctor {folder} says what they are"
     if weights:
-        said = f"the weights are called {shown(weights[0])}, and libraries look for {WEIGHTS[0][0]}"
-        return said, f"blockformer doctor {folder / weights[0]} says what they are"
+        return misnamed(weights[0]), f"blockformer doctor {folder / weights[0]} says what they are"
     if unfinished := [name for name in names if UNFINISHED.fullmatch(name)]:
         said = f"a download was not finished, or a file was split ({shown(unfinished[0])})"
         return said, "download it again; cat joins the parts of a file that was split"
@@ -145,14 +144,25 @@ def numbered_files(folder: Path) -> list[str]:
 
 def of_another_index(named: Collection[str], there: Collection[str]) -> tuple[str, str]:
     """The sentence on an index that names none of the files that are there, and the remedy."""
-    said = f"the index names {_some(named)}, which are not there, and the folder has {_some(there)}"
+    said = f"the index names {some(named)}, which are not there, and the folder has {some(there)}"
     fix = "the index is another model's or an earlier save's: remove it; blockformer doctor FOLDER --mend NEW reads "
     return said, f"{fix}these files, and writes one"
 
 
-def _some(names: Collection[str], limit: int = 4) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(map(shown, sorted(names)[:limit])) + more
+def misnamed(name: str) -> str:
+    """The sentence on weights under a name that no library looks for."""
+    return f"the weights are called {shown(name)}, and libraries look for {WEIGHTS[0][0]}"
+
+
+def not_finished(part: str) -> str:
+    """The sentence on weights of which a download has left only a part, under this name."""
+    return f"the download of {shown(part.rpartition('.')[0])} was not finished: {shown(part)} is there"
+
+
+def some(names: Collection[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(map(shown, [*names][:4])) + more
 
 
 def unfinished(folder: Path, files: Collection[str]) -> str | None:
@@ -165,8 +175,7 @@ def unfinished(folder: Path, files: Collection[str]) -> str | None:
     found = next((name for name in files if os.path.lexists(folder / f"{name}.aria2")), None)
     if found is None:
         return None
-    said = f"the download of {shown(found)} was not finished: {shown(found + '.aria2')} is there"
-    return f"{said}; download it again"
+    return f"{not_finished(f'{found}.aria2')}; download it again"
 
 
 def _lost_step(folder: Path, names: Collection[str]) -> str | None:
