@@ -19,6 +19,7 @@ from blockformer.files.names import VOCABULARIES
 from blockformer.files.regular import open_regular
 from blockformer.files.tokenizer_bounds import MOST_BYTES
 
+from .around import special_tokens
 from .rank_lists import byte_tokenizer, ranks_in, tokenizer_of_ranks
 from .stand_ins import StandIn, unpickled
 
@@ -88,11 +89,8 @@ def _keep(settings: Mapping[str, Any], made: PreTrainedTokenizerFast) -> None:
     """Keep the chat template and the special tokens of the settings that lie there."""
     if isinstance(settings.get("chat_template"), str):
         made.chat_template = settings["chat_template"]
-    for name in ("bos_token", "eos_token", "pad_token"):
-        token = settings.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str) and token in made.get_vocab():
-            setattr(made, name, token)
+    for kind, (token, _) in special_tokens(made.get_vocab(), settings).items():
+        setattr(made, f"{kind}_token", token)
 
 
 def _of_tiktoken(path: Path) -> PreTrainedTokenizerFast:

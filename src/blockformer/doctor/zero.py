@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from blockformer.files.container_kinds import ZERO_REMEDY
+from blockformer.files.containers import latest_step
 from blockformer.files.errors import CheckpointError, shown
-from blockformer.files.regular import open_regular
 from blockformer.files.safetensors_io import TensorInfo
 
 from .pieces import Piece
@@ -29,7 +29,6 @@ from .stand_ins import StandIn, name_of, numbers
 
 OPTIMIZER = re.compile(r"((bf16|fp16)_)?zero_pp_rank_(?P<rank>\d+)_mp_rank_00_optim_states\.pt")
 MODEL = re.compile(r"(zero_pp_rank_(?P<rank>\d+)_)?mp_rank_00_model_states\.pt")
-LATEST = "latest"
 ELSEWHERE = ("autoep_layers", "ds_autoep_layers")
 """Entries of checkpoints whose experts lie in another way."""
 
@@ -68,10 +67,8 @@ def zero_folder(folder: Path) -> Path | None:
     if _has_parts(folder):
         return folder
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and _has_parts(path))
-    if (folder / LATEST).is_file():
-        with open_regular(folder / LATEST) as file:
-            tag = file.read(300).decode("utf-8", "replace").strip()
-        inner = [path for path in inner if path.name == tag] or inner
+    tag = latest_step(folder)
+    inner = [path for path in inner if path.name == tag] or inner
     if len(inner) > 1:
         names = ", ".join(shown(path.name) for path in inner[:6])
         raise CheckpointError(f"{folder}: DeepSpeed checkpoints of several steps, {names}; name the folder of one")

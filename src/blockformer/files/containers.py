@@ -91,7 +91,7 @@ def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | Non
     if unfinished := [name for name in names if UNFINISHED.fullmatch(name)]:
         said = f"a download was not finished, or a file was split ({shown(unfinished[0])})"
         return said, "download it again; cat joins the parts of a file that was split"
-    if (tag := _lost_step(folder, names)) is not None:
+    if (tag := _lost_step(folder)) is not None:
         said = f"the file 'latest' names {shown(tag)}, which is not there: these are the rest of a run of DeepSpeed"
         return said, f"copy {shown(tag)} too, or name a checkpoint that has its weights"
     if inner := _folders(folder, _has_parts):
@@ -178,12 +178,17 @@ def unfinished(folder: Path, files: Collection[str]) -> str | None:
     return f"{not_finished(f'{found}.aria2')}; download it again"
 
 
-def _lost_step(folder: Path, names: Collection[str]) -> str | None:
-    """The folder that DeepSpeed's file `latest` names, where it is missing; else None."""
-    if "latest" not in names or not (folder / "latest").is_file():
-        return None
+def latest_step(folder: Path) -> str:
+    """The folder that DeepSpeed's file `latest` names; "" without such a file."""
+    if not (folder / "latest").is_file():
+        return ""
     with open_regular(folder / "latest") as file:
-        tag = file.read(200).decode("utf-8", "replace").strip()
+        return file.read(200).decode("utf-8", "replace").strip()
+
+
+def _lost_step(folder: Path) -> str | None:
+    """The folder that `latest` names, where it is missing; else None."""
+    tag = latest_step(folder)
     return None if not tag or "/" in tag or os.path.lexists(folder / tag) else tag
 
 
