@@ -16,7 +16,7 @@ from blockformer.files.config_file import NEVER_FOLLOWED
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.new_repo import RepoOptions
 from blockformer.files.reasons import OTHER_FORMAT, OTHER_WEIGHTS, reason_for
-from blockformer.files.safetensors_io import memory_of
+from blockformer.files.safetensors_io import memory_of, torch_name
 from blockformer.files.side_file_kinds import copy_file, files_read
 from blockformer.files.sources import LISTED, files_in, locate
 
@@ -152,8 +152,8 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
         )
     if unlike := _unlike(origin, text):
         raise ConversionError(f"{into}: not the checkpoint that {checkpoint.folder} was made from: its {unlike}")
-    cast = {str(made[name].dtype) for name, info in text.tensors.items() if made[name].dtype != info.dtype}
-    notes = [f"weights in {each.removeprefix('torch.')} are cast to the dtype that {into} has" for each in sorted(cast)]
+    cast = {torch_name(made[name].dtype) for name, info in text.tensors.items() if made[name].dtype != info.dtype}
+    notes = [f"weights in {each} are cast to the dtype that {into} has" for each in sorted(cast)]
     return replace(
         plan,
         groups=[_with_dtypes(group, text) for group in groups],

@@ -11,6 +11,7 @@ from typing import Any
 
 from blockformer.files.errors import memory_errors
 from blockformer.files.progress import Progress, silent
+from blockformer.files.safetensors_io import torch_name
 from blockformer.files.sizes import format_size
 from blockformer.files.sources import locate
 
@@ -99,7 +100,7 @@ def diagnosis_of(
         family=_family(found),
         tensors=len(checkpoint.tensors),
         nbytes=sum(info.nbytes for info in checkpoint.tensors.values()),
-        dtypes=dict(Counter(str(info.dtype).removeprefix("torch.") for info in checkpoint.tensors.values())),
+        dtypes=dict(Counter(torch_name(info.dtype) for info in checkpoint.tensors.values())),
         changes=found.changes,
         is_mendable=found.is_whole,
     )

@@ -10,8 +10,9 @@ from typing import Any
 
 from blockformer.conversion.rules.operations import Chain, Reversed, Reversible, Split
 from blockformer.conversion.rules.table import Rule
+from blockformer.files.safetensors_io import torch_name
 
-from .own_code import Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
+from .own_code import Model, OwnCode, Settings, Tensors, refuse, said
 
 EMBEDDINGS, HEAD, LAYER = "transformer.wte", "lm_head", "transformer.h.{layer}."
 KINDS_OF_TENSOR = ("weight", "bias")
@@ -195,7 +196,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         "vocab_size": tensors[f"{EMBEDDINGS}.weight"].shape[0],
         kind.eps: settings["norm_eps"],
         "rope_parameters": rope,
-        "dtype": dtype_of(tensors[f"{EMBEDDINGS}.weight"]),
+        "dtype": torch_name(tensors[f"{EMBEDDINGS}.weight"].dtype),
     }
     if kind.has["mlp_class_name"] == PLAIN["mlp_class_name"]:
         entries.setdefault("intermediate_size", 4 * settings["n_embd"])

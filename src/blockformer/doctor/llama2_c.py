@@ -14,9 +14,9 @@ import torch
 from blockformer.conversion.rules.operations import DeinterleaveRotary
 from blockformer.conversion.rules.table import Rule
 from blockformer.files.regular import open_regular
-from blockformer.files.safetensors_io import MAX_TENSORS, TensorInfo
+from blockformer.files.safetensors_io import MAX_TENSORS, TensorInfo, torch_name
 
-from .own_code import Model, OwnCode, Settings, Tensors, dtype_of
+from .own_code import Model, OwnCode, Settings, Tensors
 
 HEADER = struct.Struct("<7i")
 FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
@@ -95,7 +95,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         "tie_word_embeddings": settings.get("shared", True) is True,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "dtype": dtype_of(tensors[EMBEDDINGS]),
+        "dtype": torch_name(tensors[EMBEDDINGS].dtype),
     }
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from blockformer.conversion.rules.operations import Chain, DeinterleaveRotary, Each, Identity, LeadingAxis, Split
 from blockformer.conversion.rules.table import Rule
 from blockformer.files.errors import ConversionError
+from blockformer.files.safetensors_io import torch_name
 
-from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
+from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, refuse, said
 
 EMBEDDINGS, LAYER, OURS = "tok_embeddings.weight", "layers.{layer}.", "model.layers.{layer}."
 PAIRED = ("llama", "mistral")
@@ -103,7 +104,7 @@ def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, T
             **({} if kind == "qwen2" else {"head_dim": size}),
             "hidden_act": "silu",
             "tie_word_embeddings": not {"output.weight", "lm_head.weight"} & {*tensors},
-            "dtype": dtype_of(tensors[EMBEDDINGS]),
+            "dtype": torch_name(tensors[EMBEDDINGS].dtype),
             **settings,
         }
 

@@ -10,7 +10,7 @@ from blockformer.conversion.model_tensors import with_sources
 from blockformer.conversion.rules.groups import Group
 from blockformer.files.errors import ConversionError
 from blockformer.files.quiet import quiet
-from blockformer.files.safetensors_io import HasHeader
+from blockformer.files.safetensors_io import HasHeader, torch_name
 
 from .finding import WARNING, Finding
 from .layouts import Layouts, layouts_of
@@ -76,7 +76,7 @@ def mapped(
     if layouts.variant is not None:
         entries |= {"architectures": [head]}
     if groups:
-        entries.setdefault("dtype", str(groups[0].targets[0].dtype).removeprefix("torch."))
+        entries.setdefault("dtype", torch_name(groups[0].targets[0].dtype))
     said = f"these are weights of code that no library knows; {name_map.path} makes a {head} of them"
     finding = Finding("own-code", WARNING, said, "--mend writes it; --check FILE compares its logits with yours", True)
     changes = [*plain.changes, f"written as {head}, by {name_map.path}"]

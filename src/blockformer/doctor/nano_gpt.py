@@ -5,8 +5,9 @@ from typing import Any
 
 from blockformer.conversion.rules.operations import Transpose
 from blockformer.conversion.rules.table import Rule
+from blockformer.files.safetensors_io import torch_name
 
-from .own_code import Model, OwnCode, Settings, Tensors, dtype_of
+from .own_code import Model, OwnCode, Settings, Tensors
 
 LAYER = "transformer.h.{layer}."
 MATRICES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -28,7 +29,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         # The code knows no special tokens: GPT-2's, where its tokenizer is used.
         **dict.fromkeys(("bos_token_id", "eos_token_id"), 50256 if settings["vocab_size"] > 50256 else None),
         **{name: float(settings.get("dropout") or 0.0) for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")},
-        "dtype": dtype_of(tensors["transformer.wte.weight"]),
+        "dtype": torch_name(tensors["transformer.wte.weight"].dtype),
     }
 
 

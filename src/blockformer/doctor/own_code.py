@@ -172,11 +172,6 @@ def model_of(layouts: Layouts) -> Model:
     return Model(None if layouts.family is None else layouts.family.name, layouts.config)
 
 
-def dtype_of(header: HasHeader) -> str:
-    """The entry of `config.json` for the dtype of the weights."""
-    return str(header.dtype).removeprefix("torch.")
-
-
 def said(value: Any) -> str:
     """A setting as an error names it: texts in quotes, numbers and lists as they are, no more than a line."""
     return shown(value) if isinstance(value, str) else shown(repr(value)).strip("'\"")

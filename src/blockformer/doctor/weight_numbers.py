@@ -13,7 +13,7 @@ from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import listed, shown
 from blockformer.files.progress import Progress
 from blockformer.files.quantized import EIGHT_BITS, PLAIN, quantized_entries
-from blockformer.files.safetensors_io import TensorInfo
+from blockformer.files.safetensors_io import TensorInfo, torch_name
 
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .layouts import Layouts
@@ -64,7 +64,7 @@ def of_dtypes(tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any], kep
     counts = Counter(plain.values()).most_common()
     findings = []
     if counts[1:]:
-        kinds = ", ".join(f"{number} {_name(kind)}" for kind, number in counts)
+        kinds = ", ".join(f"{number} {torch_name(kind)}" for kind, number in counts)
         few = next(name for name, kind in plain.items() if kind is counts[-1][0])
         said = f"the dtypes of tensors are mixed: {kinds} ({shown(few)})"
         findings.append(
@@ -72,12 +72,12 @@ def of_dtypes(tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any], kep
         )
     eight = [name for name, info in tensors.items() if info.dtype in EIGHT_BITS and info.dtype.is_floating_point]
     if eight:
-        kind = _name(tensors[eight[0]].dtype)
+        kind = torch_name(tensors[eight[0]].dtype)
         said = f"{counted(len(eight), 'weight')} {are(eight)} {kind} without a scale ({shown(eight[0])})"
         fix = "a cast to 8 bits rounds every number to 2 or 3 binary digits: take the weights from before it"
         findings.append(Finding("dtypes", WARNING, said, fix, names=tuple(eight[:3])))
     said_dtype = entries.get("dtype") or entries.get("torch_dtype")
-    most = _name(counts[0][0]) if counts else None
+    most = torch_name(counts[0][0]) if counts else None
     if said_dtype is not None and most is not None and said_dtype != most:
         text = f"config.json says {said_dtype}, and most weights are {most}: transformers loads them as {said_dtype}"
         fix = f"write the dtype that is meant, --set dtype={most}, or cast the weights, --dtype {said_dtype}"
@@ -204,7 +204,3 @@ def rows_of(tensors: Mapping[str, TensorInfo], layouts: Layouts | None) -> int |
     """The rows of the embeddings: of the tensor that has as many rows as the model's vocabulary."""
     size = getattr(layouts.config, "vocab_size", None) if layouts is not None else None
     return size if any(info.shape[:1] == (size,) for info in tensors.values()) else None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

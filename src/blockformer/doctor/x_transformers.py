@@ -15,9 +15,10 @@ from torch import Tensor
 from blockformer.conversion.rules.operations import Chain, DeinterleaveRotary, Identity, Shape, Split
 from blockformer.conversion.rules.table import Rule
 from blockformer.files.errors import ConversionError, shown
+from blockformer.files.safetensors_io import torch_name
 from blockformer.model.rotary import rotary_size
 
-from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
+from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, refuse, said
 
 EMBEDDINGS, POSITIONS, HEAD = "token_emb.emb.weight", "pos_emb.emb.weight", "to_logits.weight"
 LAYERS, FREQUENCIES = "attn_layers.layers.", "attn_layers.rotary_pos_emb.inv_freq"
@@ -137,7 +138,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         "gated_mlp": is_gated,
         "mlp_bias": f"{first.removesuffix('weight')}bias" in tensors,
         "tie_word_embeddings": is_tied,
-        "dtype": dtype_of(tensors[EMBEDDINGS]),
+        "dtype": torch_name(tensors[EMBEDDINGS].dtype),
         **{name: value for name, value in settings.items() if name not in ROTATION},
         **({"max_position_embeddings": tensors[POSITIONS].shape[0]} if has_table else {}),
         **({**{name: settings[name] for name in ROTATION}, "rope_parameters": rope} if has_rotation else {}),

@@ -70,6 +70,11 @@ class HasHeader(Protocol):
         """The shape."""
 
 
+def torch_name(dtype: torch.dtype | str) -> str:
+    """What torch and `config.json` call a dtype: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def bytes_of(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, uint8 [nbytes]: a view if it is contiguous, else a copy."""
     flat = tensor.detach().contiguous()
