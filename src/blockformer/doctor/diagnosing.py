@@ -19,7 +19,7 @@ from .adapters import WithAdapter, scale_of
 from .any_checkpoint import AnyCheckpoint
 from .around import around_weights, moved_tokens
 from .examination import Examination, examine
-from .finding import ERROR, WARNING, Diagnosis, Finding, counted
+from .finding import WARNING, Diagnosis, Finding, counted
 from .layouts import Layouts
 from .options import Options
 from .weight_files import ADAPTER
@@ -112,9 +112,7 @@ def diagnosis_of(
     if checkpoint.kind != ADAPTER and checkpoint.tensors and is_plain:
         result.add(of_dtypes(checkpoint.tensors, found.config, kept_wide(found.layouts)))
         if found.layouts is not None:
-            ties = [] if quick else of_ties(written, found.layouts)
-            result.add(ties)
-            result.is_mendable &= not any(each.severity == ERROR for each in ties)
+            result.add([] if quick else of_ties(written, found.layouts))
             longest = getattr(found.layouts.config, "max_position_embeddings", None)
             rows = rows_of(written.tensors, found.layouts)
             result.add(around_weights(checkpoint.folder, found.config, rows, longest))
@@ -125,8 +123,7 @@ def diagnosis_of(
     if not quick and checkpoint.tensors and is_plain:
         same_names = found.layouts is not None and found.groups
         result.add(of_numbers(written if same_names else checkpoint, other, title, progress, _unread(found)))
-    open_ = (each.kind for each in result.findings if each.severity == ERROR and not each.is_mended)
-    result.is_mendable &= not any(kind in BLOCKING for kind in open_)
+    result.is_mendable &= not any(each.is_open and each.kind in BLOCKING for each in result.findings)
     result.what = _what(found, result)
     return result
 
@@ -139,7 +136,7 @@ def _unread(found: Examination) -> set[str]:
     return {*found.layouts.optional, *others}
 
 
-BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread", "layer-types", "token-id")
+BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread", "layer-types", "token-id", "tied")
 """Kinds of errors after which nobody can say that the written checkpoint is the model."""
 
 

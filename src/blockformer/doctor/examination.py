@@ -384,7 +384,7 @@ def _check(
         strange = foreign(found.written, unknown, options.family)
         misfits = misfits or [*of_names(strange, missing), *wrong_shapes(found.groups, layouts.released)]
         findings += misfits
-        is_told = misfits or any(each.severity == ERROR and not each.is_mended for each in findings)
+        is_told = misfits or any(each.is_open for each in findings)
         findings += [] if is_told or reason is None else [of_error(reason)]
     elif unknown:
         said = f"{counted(len(unknown), 'tensor')} {are(unknown)} not part of the model and can stay"

@@ -39,6 +39,11 @@ class Finding:
     is_mended: bool = False
     names: tuple[str, ...] = ()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is an error that `mend` does not put right."""
+        return self.severity == ERROR and not self.is_mended
+
 
 @dataclass
 class Diagnosis:

@@ -27,7 +27,7 @@ from .adapters import WithAdapter
 from .checking import compared_logits
 from .diagnosing import diagnosis_of, examined
 from .examination import Examination
-from .finding import ERROR, Diagnosis
+from .finding import Diagnosis
 from .layouts import Layouts
 from .name_map import is_map
 from .options import Options
@@ -102,7 +102,7 @@ def check_mendable(diagnosis: Diagnosis, done: str) -> None:
         ConversionError: lists what must be settled first.
     """
     if not diagnosis.is_mendable:
-        open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
+        open_ = [each for each in diagnosis.findings if each.is_open]
         lines = [f"{each.sentence}; {each.remedy}" if each.remedy else each.sentence for each in open_]
         raise ConversionError(f"{diagnosis.source}: not {done}; this must be settled first:{listed(lines)}")
 
