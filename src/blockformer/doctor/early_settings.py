@@ -14,7 +14,7 @@ from blockformer.files.errors import ConversionError, shown
 from blockformer.files.generation_settings import TOKENS
 
 from .around import ids_in, special_tokens_in
-from .finding import ERROR, Finding, counted
+from .finding import ERROR, Finding, counted, entries_set
 
 OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d{1,4})\.")
 
@@ -66,7 +66,7 @@ def _settle_types(found: Settled, types: list[Any], count: int, names: Collectio
         new = {"layer_types": types[:1] * count}
     if new:
         found.findings.append(Finding("config", ERROR, said, f"write {json.dumps(new)[1:-1]}", True, tuple(new)))
-        found.changes += [f"config.json: {name} set to {json.dumps(value)}" for name, value in new.items()]
+        found.changes += entries_set(new)
     else:
         fix = "write one type for each layer, --set layer_types='[...]': the config.json of its base model has them"
         found.findings.append(Finding("layer-types", ERROR, said, fix, names=("layer_types",)))
@@ -93,7 +93,7 @@ def of_tokens(found: Settled, entries: Mapping[str, Any], folder: Path) -> dict[
         if number < size:
             new[name] = number
             fix = f'write "{name}": {number}, the id of {shown(token)} in the tokenizer'
-            found.changes.append(f"config.json: {name} set to {number}")
+            found.changes += entries_set({name: number})
         else:
             fix = f"write the id that the tokenizer has, or null, --set {name}=ID; if tokens were added for training, "
             fix += "these embeddings are from before"

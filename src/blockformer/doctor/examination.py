@@ -27,7 +27,7 @@ from blockformer.publishing.repo_code import full_auto_map
 from .any_checkpoint import AnyCheckpoint, Changed
 from .as_it_is import foreign, layouts_as_it_is
 from .early_settings import of_tokens, settled
-from .finding import ERROR, NOTE, WARNING, Finding, are, counted
+from .finding import ERROR, NOTE, WARNING, Finding, are, counted, entries_set
 from .fused import split_joined
 from .kin import all_known_beginnings
 from .known_codes import OWN_CODE, code_of
@@ -119,7 +119,7 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
         before = {name: found.config.get(name) for name in fits}
         found.config |= fits
         found.findings.append(of_fits(before, fits))
-        found.changes += [f"config.json: {name} set to {json.dumps(value)}" for name, value in fits.items()]
+        found.changes += entries_set(fits)
     found.config |= of_tokens(early, found.config, checkpoint.folder)
     found.findings += [*early.findings, *findings]
     found.changes += [*early.changes, *changes]
@@ -200,7 +200,7 @@ def _map(found: Examination, names: Mapping[str, str], options: Options) -> None
 def _note_what_is_asked(found: Examination, options: Options) -> None:
     """What the user says is wrong, as a finding each."""
     asked = [
-        *(f"config.json: {name} set to {json.dumps(each)}" for name, each in options.settings.items()),
+        *entries_set(options.settings),
         *(f"{each.partition('=')[0]!r} renamed to {each.partition('=')[2]!r}" for each in options.renames),
         *(f"{shown(name)} left out" for name in options.dropped),
     ]
@@ -334,7 +334,7 @@ def _with_named_class(found: Examination, layouts: Layouts) -> Layouts:
     if is_other and not _has_named_class(found, layouts):
         said = f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors belong to {head}"
         found.findings.append(Finding("architectures", WARNING, said, f'write "architectures": ["{head}"]', True))
-        found.changes.append(f'config.json: architectures set to ["{head}"]')
+        found.changes += entries_set({"architectures": [head]})
         found.config["architectures"] = [head]
     return layouts
 
