@@ -167,7 +167,7 @@ def _family(found: Examination) -> str | None:
     """The name of the official family; None where it is unknown, or the model is of Blockformer's own layout."""
     if found.plan is not None:
         return found.plan.family.name
-    return None if found.layouts is None or found.layouts.family is None else found.layouts.family.name
+    return None if found.layouts is None else found.layouts.family_name
 
 
 def _what(found: Examination, result: Diagnosis) -> str:
@@ -184,9 +184,7 @@ def _what(found: Examination, result: Diagnosis) -> str:
         kind += " in few bits" if kind == found.plan.variant.head else ""
     elif layouts is None:
         kind = str(found.config.get("model_type") or "an unknown family")
-    elif layouts.family is None:
-        kind = f"a {type(layouts.config).__name__} of Blockformer"
     else:
-        kind = layouts.variant.head if layouts.variant is not None else layouts.family.name
+        kind = layouts.head or f"a {type(layouts.config).__name__} of Blockformer"
     dtypes = ", ".join(result.dtypes)
     return f"{kind}, {found.checkpoint.kind}, {result.tensors} tensors, {format_size(result.nbytes)}, {dtypes}"

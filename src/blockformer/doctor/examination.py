@@ -329,7 +329,7 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
 def _with_named_class(found: Examination, layouts: Layouts) -> Layouts:
     """The layouts; `architectures` becomes the class that they are of, where it names another."""
     entries = found.config
-    head = layouts.variant.head if layouts.variant is not None else None
+    head = layouts.head
     is_other = head is not None and entries.get("architectures") not in (None, [], [head])
     if is_other and not _has_named_class(found, layouts):
         said = f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors belong to {head}"
@@ -345,7 +345,7 @@ def _has_named_class(found: Examination, layouts: Layouts) -> bool:
     if family is None:
         return False
     named, held = family.names.named(found.config), family.names.in_class(found.checkpoint.tensors)
-    if named[0] == getattr(layouts.variant, "head", None):  # by another name, of the source's own code or of a wrapper
+    if named[0] == layouts.head:  # by another name, of the source's own code or of a wrapper
         return bool(found.config.get("auto_map"))
     return any(head.official == named[0] and head.has_tensors_in(held) for head in family.heads)
 

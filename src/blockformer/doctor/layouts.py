@@ -54,6 +54,16 @@ class Layouts:
     names_in_class: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
+    def family_name(self) -> str | None:
+        """Of the official family; None for a model in our own layout."""
+        return None if self.family is None else self.family.name
+
+    @property
+    def head(self) -> str | None:
+        """The official class; None for a model in our own layout."""
+        return None if self.variant is None else self.variant.head
+
+    @property
     def known(self) -> set[str]:
         """All names of all layouts."""
         return {*self.released, *self.in_class, *self.ours}

@@ -72,11 +72,11 @@ def mapped(
         groups = name_map.groups(headers, {}, (), None, refused)
         raise AssertionError(f"{refused}, {len(groups)} groups")  # refused, so `groups` has raised an error
     groups = name_map.groups(headers, layouts.released, layouts.optional, layouts.config)
-    head = layouts.variant.head if layouts.variant is not None else type(layouts.config).__name__
-    if layouts.variant is not None:
-        entries |= {"architectures": [head]}
+    if layouts.head is not None:
+        entries |= {"architectures": [layouts.head]}
     if groups:
         entries.setdefault("dtype", torch_name(groups[0].targets[0].dtype))
+    head = layouts.head or type(layouts.config).__name__
     said = f"these are weights of code that no library knows; {name_map.path} makes a {head} of them"
     finding = Finding("own-code", WARNING, said, "--mend writes it; --check FILE compares its logits with yours", True)
     changes = [*plain.changes, f"written as {head}, by {name_map.path}"]

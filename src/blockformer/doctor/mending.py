@@ -28,7 +28,6 @@ from .checking import compared_logits
 from .diagnosing import diagnosis_of, examined
 from .examination import Examination
 from .finding import Diagnosis
-from .layouts import Layouts
 from .name_map import is_map
 from .options import Options
 from .own_tokenizers import write_own_tokenizer
@@ -137,14 +136,10 @@ def _verify(found: Examination, folder: Path, report_progress: Progress) -> None
     with Checkpoint(folder) as result:
         if not is_ours(result.config):
             with quiet():
-                plan_official(in_text(result), None if found.layouts is None else _name_of(found.layouts), None)
+                plan_official(in_text(result), None if found.layouts is None else found.layouts.family_name, None)
         done, total = 0, sum(info.nbytes for info in result.tensors.values())
         for name, info in result.tensors.items():
             if not are_same(result.parts(name), written.parts(name)):
                 raise ConversionError(f"{folder}: {name} is not what was to be written")
             done += info.nbytes
             report_progress("comparing", done, total)
-
-
-def _name_of(layouts: Layouts) -> str | None:
-    return None if layouts.family is None else layouts.family.name

@@ -169,7 +169,7 @@ class OwnCode:
 
 def model_of(layouts: Layouts) -> Model:
     """The model that layouts are of."""
-    return Model(None if layouts.family is None else layouts.family.name, layouts.config)
+    return Model(layouts.family_name, layouts.config)
 
 
 def said(value: Any) -> str:

@@ -33,9 +33,9 @@ KEPT_WIDE = (
 
 def kept_wide(layouts: Layouts | None) -> set[str]:
     """Published names of the tensors that the official class keeps in float32 when it is loaded in 16 bits."""
-    if layouts is None or layouts.variant is None:
+    if layouts is None or layouts.head is None:
         return set()
-    official = getattr(transformers, layouts.variant.head, None)
+    official = getattr(transformers, layouts.head, None)
     lists = (getattr(official, f"_keep_in_fp32_modules{end}", None) for end in ("", "_strict"))
     parts = {part for each in lists for part in each or ()}
 
