@@ -24,8 +24,8 @@ from blockformer.files.errors import CheckpointError, shown
 from blockformer.files.safetensors_io import TensorInfo
 
 from .pieces import Piece
-from .rank_files import contents_of, header_of
-from .stand_ins import StandIn, name_of, numbers
+from .rank_files import contents_of, header_of, is_tensor
+from .stand_ins import numbers
 
 OPTIMIZER = re.compile(r"((bf16|fp16)_)?zero_pp_rank_(?P<rank>\d+)_mp_rank_00_optim_states\.pt")
 MODEL = re.compile(r"(zero_pp_rank_(?P<rank>\d+)_)?mp_rank_00_model_states\.pt")
@@ -172,7 +172,7 @@ class _Model:
     def tensors(self, key: str) -> Iterator[tuple[str, TensorInfo]]:
         """The plain tensors under a key."""
         for name, each in self._dict(key).items():
-            if isinstance(each, StandIn) and name_of(each) in ("_rebuild_tensor_v2", "_rebuild_parameter"):
+            if is_tensor(each):
                 yield str(name), header_of(str(name), each, self.path, self.places)
 
 
