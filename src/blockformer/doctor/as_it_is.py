@@ -38,7 +38,7 @@ def layouts_as_it_is(
 
     try:
         with quiet(errors=True):
-            layouts = layouts_of(entries, names, lambda name: checkpoint.read(names[name]), family)
+            layouts = layouts_of(entries, family, names, lambda name: checkpoint.read(names[name]))
     except ConversionError:
         return None
     if fits(names):

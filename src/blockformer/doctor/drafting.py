@@ -11,8 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from blockformer.conversion.families.registry import FAMILIES, Family, family_by_name
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.quiet import quiet
@@ -196,7 +194,7 @@ def _outline(family: Family, flags: Mapping[str, Any]) -> Outline:
     for asked, known in attempts:
         try:
             with quiet():
-                layouts = layouts_of(asked, None, lambda name: torch.empty(0), family.name)
+                layouts = layouts_of(asked, family.name)
         except ConversionError as error:
             refused = error
             continue

@@ -139,7 +139,7 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
         settings = code.settings(found.checkpoint, found.checkpoint.extras, found.config)
         made = code.config(settings, headers) | ({} if code.key == CONFIG else dict(options.settings))
         entries = _also(found.config, made) | made
-        found.layouts = layouts_of(entries, None, lambda name: torch.empty(0), None)
+        found.layouts = layouts_of(entries, None)
         groups = code.groups(headers, found.layouts)
         found.groups = _cast(
             with_sources(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype
@@ -299,7 +299,7 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
     """The layouts; where `architectures` names an unknown class, by the class that the tensors show."""
     checkpoint, entries = found.checkpoint, found.config
     try:
-        plain = layouts_of(entries, names, lambda name: checkpoint.read(names[name]), options.family)
+        plain = layouts_of(entries, options.family, names, lambda name: checkpoint.read(names[name]))
         if {*names} <= plain.known:
             return _with_named_class(found, plain)
     except ConversionError:
@@ -311,16 +311,16 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
         return checkpoint.read(names[known.names[name]])
 
     try:
-        layouts = layouts_of(entries, todays, read, options.family)
+        layouts = layouts_of(entries, options.family, todays, read)
         if entries.get("architectures") and not {*todays} <= layouts.known:
             with suppress(ConversionError):
-                shown_ones = layouts_of({**entries, "architectures": None}, todays, read, options.family)
+                shown_ones = layouts_of({**entries, "architectures": None}, options.family, todays, read)
                 layouts = shown_ones if {*todays} <= shown_ones.known else layouts
     except ConversionError as error:
         if not entries.get("architectures") or "architectures" not in str(error):
             raise
         without = {name: value for name, value in entries.items() if name != "architectures"}
-        layouts = layouts_of(without, todays, read, options.family)
+        layouts = layouts_of(without, options.family, todays, read)
         if layouts.variant is None or "tie_word_embeddings" in str(error):
             raise error from None
     return _with_named_class(found, layouts)

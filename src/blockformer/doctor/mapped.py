@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from blockformer.conversion.model_tensors import with_sources
 from blockformer.conversion.rules.groups import Group
 from blockformer.files.errors import ConversionError
@@ -62,7 +60,7 @@ def mapped(
     layouts, refused = None, None
     try:
         with quiet():
-            layouts = layouts_of(entries, None, lambda name: torch.empty(0), family)
+            layouts = layouts_of(entries, family)
     except ConversionError as error:
         refused = str(error)
     plain = unwrapped([*names], name_map.beginnings)
