@@ -82,6 +82,15 @@ class Examination:
         """The checkpoint as it would be written."""
         return Changed(self.checkpoint, self.groups, self.config)
 
+    def make_plan(self, family: str | None) -> None:
+        """Plan the conversion of what would be written, or of the text in it.
+
+        Raises:
+            ConversionError: it does not convert.
+        """
+        with quiet():
+            self.plan = plan_official(in_text(self.written), family, None)
+
 
 def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     """Examine names, shapes and settings; no numbers are read, except where a family's variant depends on them."""
@@ -129,7 +138,8 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
 def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Options) -> bool:
     """Whether these are the tensors of known training code; then the groups lead to its family's model."""
     plain = unwrapped([*names], {name for each in OWN_CODE for name in each.shows})
-    headers = {name: found.checkpoint.tensors[names[own]] for name, own in plain.names.items()}
+    own = {name: names[old] for name, old in plain.names.items()}
+    headers = {name: found.checkpoint.tensors[old] for name, old in own.items()}
     code = code_of(headers, found.checkpoint)
     if code is None:
         return False
@@ -140,10 +150,7 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
         made = code.config(settings, headers) | ({} if code.key == CONFIG else dict(options.settings))
         entries = _also(found.config, made) | made
         found.layouts = layouts_of(entries, None)
-        groups = code.groups(headers, found.layouts)
-        found.groups = _cast(
-            with_sources(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype
-        )
+        found.groups = _cast(with_sources(code.groups(headers, found.layouts), own), options.dtype)
         found.config = entries | ({} if options.dtype is None else {"dtype": options.dtype})
         _plan_of_own_code(found)
     except ConversionError as error:
@@ -165,8 +172,7 @@ def _plan_of_own_code(found: Examination) -> None:
     """
     layouts = found.layouts
     if layouts is None or layouts.family is not None:
-        with quiet():
-            found.plan = plan_official(found.written, None, None)
+        found.make_plan(None)
         return
     made = targets_of(found.groups).keys()
     missing = {name: shape for name, shape in layouts.released.items() if name not in made | layouts.optional}
@@ -190,8 +196,7 @@ def _map(found: Examination, names: Mapping[str, str], options: Options) -> None
     made = mapped(read_map(options.names or ""), tensors, names, found.checkpoint.config, settings, options.family)
     found.config, found.layouts, found.groups = made.config, made.layouts, _cast(made.groups, options.dtype)
     if made.layouts.family is not None:
-        with quiet():
-            found.plan = plan_official(found.written, options.family, None)
+        found.make_plan(options.family)
     found.is_whole = True
     found.findings += made.findings
     found.changes += made.changes
@@ -275,19 +280,17 @@ def _names_and_shapes(
     if options.dtype is not None:
         changes.append(f"cast to {options.dtype}")
         found.config[dtype_entry(entries)] = options.dtype
-    ties = missing_ties(layouts, {*filled, *joined.filled})
-    missing |= ties
+    missing |= missing_ties(layouts, {*filled, *joined.filled})
     fits = _check(found, options, layouts, findings, unknown, missing)
     return findings, changes, fits
 
 
 def _problem_as_it_is(found: Examination, names: Mapping[str, str], options: Options) -> ConversionError | None:
     """Why quantized weights, or a text next to other towers, do not convert as they are; None: nothing is changed."""
-    found.groups = [copy_of(name, found.checkpoint.tensors[own]) for name, own in names.items()]
-    found.groups = with_sources(found.groups, names)
+    copies = (copy_of(name, found.checkpoint.tensors[own]) for name, own in names.items())
+    found.groups = with_sources(copies, names)
     try:
-        with quiet():
-            found.plan = plan_official(in_text(found.written), options.family, None)
+        found.make_plan(options.family)
     except ConversionError as error:
         found.groups = []
         return error
@@ -366,8 +369,7 @@ def _check(
         return {}
     reason: ConversionError | None = None
     try:
-        with quiet():
-            found.plan = plan_official(found.written, options.family, None)
+        found.make_plan(options.family)
         found.is_whole = True
     except MisfitError as error:
         if error.fits:
