@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blockformer.conversion.rules.operations import Chain, DeinterleaveRotary, Identity, Shape, Split
-from blockformer.conversion.rules.table import Rule
+from blockformer.conversion.rules.table import Rule, module_rules
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.safetensors_io import torch_name
 from blockformer.model.rotary import rotary_size
@@ -177,13 +177,12 @@ def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
             Rule(f"{attention}.1.to_v.weight", f"{ours}self_attn.v_proj.weight"),
             Rule(f"{attention}.1.to_out.weight", f"{ours}self_attn.o_proj.weight", ByGroup(1, *heads)),
         ]
-        for kind in ("weight", "bias"):
-            rules.append(Rule(f"{network}{OUTER}.{kind}", f"{ours}mlp.down_proj.{kind}"))
-            if config.gated_mlp:
-                both = (f"{ours}mlp.up_proj.{kind}", f"{ours}mlp.gate_proj.{kind}")
-                rules.append(Rule(f"{network}{GATED}.{kind}", both, Split(0, (config.intermediate_size,) * 2)))
-            else:
-                rules.append(Rule(f"{network}{PLAIN}.{kind}", f"{ours}mlp.up_proj.{kind}"))
+        rules += module_rules({f"{network}{OUTER}": f"{ours}mlp.down_proj"})
+        if config.gated_mlp:
+            both = (f"{ours}mlp.up_proj", f"{ours}mlp.gate_proj")
+            rules += module_rules({f"{network}{GATED}": both}, Split(0, (config.intermediate_size,) * 2))
+        else:
+            rules += module_rules({f"{network}{PLAIN}": f"{ours}mlp.up_proj"})
     return rules
 
 
