@@ -62,6 +62,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether something failed, and nobody asked to stop. Panics of a tokenizer's Rust code are not an `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def memory_errors() -> Iterator[None]:
     """Turn running out of memory into a ConversionError."""
