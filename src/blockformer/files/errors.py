@@ -80,6 +80,11 @@ def memory_errors() -> Iterator[None]:
         raise ConversionError(f"{message} ({reason})" if reason else message) from error
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line; its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def shown(name: object, limit: int = 200) -> str:
     """A name from a file, made safe for a terminal: quoted, control characters escaped, long ones cut."""
     text = repr(str(name)[: limit + 1])
