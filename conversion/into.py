@@ -27,7 +27,7 @@ from .plan import Plan
 from .rules.groups import Group, targets_of
 from .uses import HEAD, TIED
 from .values import TOKENS
-from .writing import CheckpointWeights
+from .writing import CheckpointWeights, check_tied_targets
 
 FREE = {*ABOUT_THE_FILE, *NEVER_FOLLOWED, *TOKENS, "dtype", "use_cache", "initializer_range", "attention_dropout"}
 """Settings of a text that training may change: what it computes does not depend on them."""
@@ -68,7 +68,7 @@ class IntoComposite(CheckpointWeights):
 
     def write(self, folder: Path, options: RepoOptions) -> Mapping[str, int]:
         """Copy all files, and write the tensors of the text over the old ones."""
-        self.check_tied()
+        check_tied_targets(self.checkpoint, self.groups, self.tied)
         for done, name in enumerate(self.names):
             options.progress("copying files", done, len(self.names))
             copy_file(self.text, name, folder / name)
@@ -130,7 +130,7 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
             f"{into}: a checkpoint of {text.text.model_type!r}, but the text in {checkpoint.folder} came from one of "
             f"{shown(kind)}; name that one"
         )
-    CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
+    check_tied_targets(checkpoint, plan.groups, plan.tied)
     groups = _with_ties(plan.groups, text)
     made = targets_of(groups)
     lines = [
