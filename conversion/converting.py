@@ -42,7 +42,7 @@ from .storage.awq import low_bit_weights
 from .storage.unused_tensors import UNUSED_FILE, write_unused
 from .verify import Parity, load_model
 from .verify import verify as verify_models
-from .writing import AroundWeights, CheckpointWeights
+from .writing import AroundWeights, CheckpointWeights, check_tied_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -275,7 +275,7 @@ def from_official(
         notes += [*plan.notes, *dtype_note(target, plan.dtype)]
         notes += plan.family.settings.unused_note(checkpoint.config, only_misspelt=True)
         check_device_map(loading.get("device_map"))
-        CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
+        check_tied_targets(checkpoint, plan.groups, plan.tied)
         settings = settings_in(checkpoint, plan.target_config)
         generation = as_loaded(checkpoint, settings) if plan.target_class.can_generate() else None
         weights, stored, bad = None, None, []

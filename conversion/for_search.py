@@ -41,7 +41,7 @@ from .search_texts import batches, tokens_of
 from .undoing import RECORD
 from .uses import HEAD, Embedder, Reranker, Use, kind_of
 from .verify import TOLERANCE, Measured, Parity, fits, load_model
-from .writing import AroundWeights, CheckpointWeights
+from .writing import AroundWeights, CheckpointWeights, check_tied_targets
 
 TEMPLATE = "chat_template.jinja"
 
@@ -142,7 +142,7 @@ def convert_for_search(
             origin = f"Made from `{place.name}` by Blockformer, for sentence-transformers: {made_for.sentence()}."
             around.write_card(folder, made, parameters, origin, report.compared("Compared with the source:"))
 
-        CheckpointWeights(checkpoint, source.groups, source.tied).check_tied()
+        check_tied_targets(checkpoint, source.groups, source.tied)
         write_repo(CheckpointWeights(checkpoint, groups, (), place.files), options, fill, report)
     if use == "reranker" and made_for.template(tokenizer) is None:
         report.notes.append(

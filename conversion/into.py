@@ -16,7 +16,7 @@ from blockformer.files.config_file import NEVER_FOLLOWED
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.new_repo import RepoOptions
 from blockformer.files.reasons import OTHER_FORMAT, OTHER_WEIGHTS, reason_for
-from blockformer.files.safetensors_io import memory_of
+from blockformer.files.safetensors_io import memory_of, torch_name
 from blockformer.files.side_file_kinds import copy_file, files_read
 from blockformer.files.sources import LISTED, files_in, locate
 
@@ -27,7 +27,7 @@ from .plan import Plan
 from .rules.groups import Group, targets_of
 from .uses import HEAD, TIED
 from .values import TOKENS
-from .writing import CheckpointWeights
+from .writing import CheckpointWeights, check_tied_targets
 
 FREE = {*ABOUT_THE_FILE, *NEVER_FOLLOWED, *TOKENS, "dtype", "use_cache", "initializer_range", "attention_dropout"}
 """Settings of a text that training may change: what it computes does not depend on them."""
@@ -68,7 +68,7 @@ class IntoComposite(CheckpointWeights):
 
     def write(self, folder: Path, options: RepoOptions) -> Mapping[str, int]:
         """Copy all files, and write the tensors of the text over the old ones."""
-        self.check_tied()
+        check_tied_targets(self.checkpoint, self.groups, self.tied)
         for done, name in enumerate(self.names):
             options.progress("copying files", done, len(self.names))
             copy_file(self.text, name, folder / name)
@@ -130,7 +130,7 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
             f"{into}: a checkpoint of {text.text.model_type!r}, but the text in {checkpoint.folder} came from one of "
             f"{shown(kind)}; name that one"
         )
-    CheckpointWeights(checkpoint, plan.groups, plan.tied).check_tied()
+    check_tied_targets(checkpoint, plan.groups, plan.tied)
     groups = _with_ties(plan.groups, text)
     made = targets_of(groups)
     lines = [
@@ -152,8 +152,8 @@ def plan_into(plan: Plan, checkpoint: Checkpoint, text: TextCheckpoint) -> Plan:
         )
     if unlike := _unlike(origin, text):
         raise ConversionError(f"{into}: not the checkpoint that {checkpoint.folder} was made from: its {unlike}")
-    cast = {str(made[name].dtype) for name, info in text.tensors.items() if made[name].dtype != info.dtype}
-    notes = [f"weights in {each.removeprefix('torch.')} are cast to the dtype that {into} has" for each in sorted(cast)]
+    cast = {torch_name(made[name].dtype) for name, info in text.tensors.items() if made[name].dtype != info.dtype}
+    notes = [f"weights in {each} are cast to the dtype that {into} has" for each in sorted(cast)]
     return replace(
         plan,
         groups=[_with_dtypes(group, text) for group in groups],

@@ -12,6 +12,7 @@ from blockformer.files.checkpoint import Checkpoint, opened
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.generation_settings import TOKENS, check_settings
 from blockformer.files.quantized import check_plain
+from blockformer.files.safetensors_io import torch_name
 from blockformer.files.sources import Source
 from blockformer.model.axes import axes
 from blockformer.model.configuration_blockformer import generation_field_names
@@ -167,7 +168,7 @@ def dtype_note(config: PretrainedConfig, stored: torch.dtype) -> list[str]:
     named = config.dtype
     if named is None or named == stored:
         return []
-    says, has = (str(each).removeprefix("torch.") for each in (named, stored))
+    says, has = map(torch_name, (named, stored))
     return [
         f"config.json: dtype is {says}, but the weights are {has}; like transformers, this loads the model in {says} "
         "unless you pass another dtype"

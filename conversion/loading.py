@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from blockformer.files.errors import ConversionError
+from blockformer.files.errors import ConversionError, is_failure
 from blockformer.files.sources import Reading, locate
-from blockformer.files.tokenizers import LOCAL, check_readable, has_tokenizer, is_panic
+from blockformer.files.tokenizers import LOCAL, check_readable, has_tokenizer
 
 from .converting import from_official
 from .options import check_reading
@@ -55,7 +55,7 @@ def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokeni
         tokenizer.decode(tokenizer("Hello world!").input_ids)  # damaged data may only show when it is used
         return tokenizer
     except BaseException as error:
-        if not (isinstance(error, Exception) or is_panic(error)):
+        if not is_failure(error):
             raise
         reason = str(error) or type(error).__name__
         raise ConversionError(f"{src}: the tokenizer cannot be loaded: {reason}") from error

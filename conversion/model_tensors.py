@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
-from blockformer.files.errors import ConversionError
+from blockformer.files.errors import ConversionError, reason_of
 
 from .rules.groups import Group, targets_of
 from .rules.table import Rule, RuleTable
@@ -24,8 +24,7 @@ def expected_tensors(
             model = model_class(config)
         model.tie_weights()
     except Exception as error:  # what the config let through
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConversionError(f"config.json: {model_class.__name__} refuses it: {reason}") from error
+        raise ConversionError(f"config.json: {model_class.__name__} refuses it: {reason_of(error)}") from error
     tied = dict(model.all_tied_weights_keys)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     return shapes, tied, model.num_parameters()

@@ -108,19 +108,20 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
         FAMILIES[name].names.head(earlier)
     except StopIteration:
         raise damaged from None
-    files = entries.get("files", {})
-    if not isinstance(files, dict) or not all(_is_names(files.get(each, [])) for each in ("stored", "pickled")):
-        raise damaged
-    if not all(isinstance(files.get(each, {}), dict) for each in ("written", "left_out")):
-        raise damaged
-    if not all(_is_names(names) for names in files.get("left_out", {}).values()):
-        raise damaged
-    if not (is_inner(files.get("inner", "")) and _is_names(files.get("around", []))):
-        raise damaged
-    composite = entries.get("composite", {})
-    if not isinstance(composite, dict):
+    files, composite = entries.get("files", {}), entries.get("composite", {})
+    if not _are_files(files) or not isinstance(composite, dict):
         raise damaged
     return Origin(FAMILIES[name], official, earlier, list(unused or []), files, composite)
+
+
+def _are_files(value: Any) -> bool:
+    """Whether this is what a record says of the files next to the weights."""
+    if not isinstance(value, dict):
+        return False
+    if not all(isinstance(value.get(each, {}), dict) for each in ("written", "left_out")):
+        return False
+    lists = [*(value.get(each, []) for each in ("stored", "pickled", "around")), *value.get("left_out", {}).values()]
+    return all(map(_is_names, lists)) and is_inner(value.get("inner", ""))
 
 
 def _is_names(value: Any) -> bool:

@@ -19,7 +19,7 @@ from blockformer.files.config_file import NEVER_FOLLOWED, is_ours
 from blockformer.files.errors import ConversionError, listed, shown
 from blockformer.files.json_files import json_text
 from blockformer.files.quantized import check_plain, refuse_quantized, without_empty
-from blockformer.files.safetensors_io import HasHeader
+from blockformer.files.safetensors_io import HasHeader, torch_name
 from blockformer.model_classes import CONFIGS
 from blockformer.publishing.repo_code import ABOUT_THE_FILE, full_auto_map
 from blockformer.publishing.strict_loading import check_blocks
@@ -216,7 +216,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     official = _official_settings(family, config, origin) | others_for(family, config)
     entry = dtype_entry(official)
     if (dtype := cast or config.dtype) not in (None, getattr(torch, str(official.get(entry)), None)):  # "half" stays
-        official[entry] = str(dtype).removeprefix("torch.")
+        official[entry] = torch_name(dtype)
     as_before = origin is not None and origin.variant == variant
     unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
     head, layout = family.names.head(variant), family.names.layout(variant, config)

@@ -20,6 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from blockformer.files.errors import ConversionError
 from blockformer.files.progress import Progress, silent
 from blockformer.files.quiet import quiet
+from blockformer.files.safetensors_io import torch_name
 
 from .memory import available_memory
 from .probes import TEXT, probes, run, writes_from
@@ -143,7 +144,7 @@ def compare(dtype: torch.dtype, original: Any, converted: Any, official: tuple[A
         difference = max(difference, gap if gap == gap else float("inf"))
     share = TOLERANCE if dtype in SHARP else EPSILONS * torch.finfo(dtype).eps
     positions = sum(tensor.shape[0] for tensor in original[0])
-    name = str(dtype).removeprefix("torch.")
+    name = torch_name(dtype)
     same_text = original[1] == converted[1] if original[1] else None
     limit = share * max(1.0, largest)
     if official is not None:
@@ -200,7 +201,7 @@ def verify(
     possible = [d for d in wanted if fits(parameters, d)]
     for skipped in wanted:
         if skipped not in possible:
-            name = str(skipped).removeprefix("torch.")
+            name = torch_name(skipped)
             need = parameters * skipped.itemsize / 2**30
             parity.notes.append(f"not compared in {name}: one model needs {need:.1f} GiB, more than is free here")
     texts = probes(config, counts_padding)
@@ -214,7 +215,7 @@ def verify(
         results.append([])
         for kind in possible:
             count = f"{len(possible) * (len(results) - 1) + len(results[-1]) + 1} of {2 * len(possible)}"
-            step = f"comparing {count}: {name} model, {str(kind).removeprefix('torch.')}"
+            step = f"comparing {count}: {name} model, {torch_name(kind)}"
             passes.begin(step)
             with quiet():
                 model = load(kind)

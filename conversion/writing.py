@@ -36,6 +36,19 @@ from .rules.groups import Group
 from .rules.ties import check_tied
 
 
+def check_tied_targets(checkpoint: Checkpoint, groups: list[Group], tied: Iterable[tuple[str, str]]) -> None:
+    """Refuse tied tensors that would be written twice and differ.
+
+    Args:
+        checkpoint, groups, tied: see `CheckpointWeights`.
+
+    Raises:
+        ConversionError: naming them.
+    """
+    makers = {target.name: group for group in groups for target in group.targets}
+    check_tied(lambda name: makers[name].parts(name, checkpoint), tied)
+
+
 class CheckpointWeights:
     """The weights that groups make of a checkpoint's tensors, one at a time; see `blockformer.publishing.write_repo`.
 
@@ -57,25 +70,9 @@ class CheckpointWeights:
         """The targets of all groups."""
         return [(target.name, target.dtype, target.shape) for group in self.groups for target in group.targets]
 
-    def check_tied(self) -> None:
-        """Refuse tied tensors that are stored twice and differ.
-
-        Raises:
-            ConversionError: naming them.
-        """
-        makers = {target.name: (group, target) for group in self.groups for target in group.targets}
-
-        def parts(name: str) -> Iterator[Tensor]:
-            group, target = makers[name]
-            if not group.is_copy:
-                return iter([dict(group.apply(self.checkpoint.read))[name]])
-            return (part.to(target.dtype) for part in self.checkpoint.parts(group.sources[0]))
-
-        check_tied(parts, self.tied)
-
     def write(self, folder: Path, options: RepoOptions) -> Mapping[str, int]:
         """Write all groups in order. Returns name -> how many elements are NaN or infinite."""
-        self.check_tied()
+        check_tied_targets(self.checkpoint, self.groups, self.tied)
         with ShardWriter(folder, self.planned(), options.max_shard_size) as writer:
             return self.written_by(writer.write_parts, options)
 

@@ -13,7 +13,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from blockformer.files.config_file import NEVER_FOLLOWED
-from blockformer.files.errors import ConversionError, shown
+from blockformer.files.errors import ConversionError, reason_of, shown
 from blockformer.files.quantized import FIELDS
 
 from ..values import AXES, TOKENS
@@ -167,8 +167,7 @@ def _whole(record: Composite, entries: Mapping[str, Any]) -> PretrainedConfig:
     try:
         return getattr(transformers, f"{record.name}Config")(**plain)
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConversionError(f"config.json: {record.name}Config refuses it: {reason}") from error
+        raise ConversionError(f"config.json: {record.name}Config refuses it: {reason_of(error)}") from error
 
 
 def _entries(entries: Mapping[str, Any], whole: PretrainedConfig, family: Family, record: Composite) -> dict[str, Any]:

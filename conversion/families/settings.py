@@ -16,7 +16,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from blockformer.files.config_file import NEVER_FOLLOWED, with_floats
-from blockformer.files.errors import ConversionError, listed
+from blockformer.files.errors import ConversionError, listed, reason_of
 from blockformer.files.quantized import without_empty
 from blockformer.files.quiet import quiet
 from blockformer.model_classes import MODELS
@@ -159,7 +159,7 @@ class Settings:
                     f"config.json: layer_types lists {len(types)} types, and num_hidden_layers is {layers}. Write one "
                     'type for each layer of the model, or "layer_types": null if they are the usual ones of this family'
                 ) from error
-            reason = " ".join(str(error).split()).partition(". Errors:")[0] or type(error).__name__
+            reason = reason_of(error).partition(". Errors:")[0]
             reason = re.sub(r"^Class validation error for validator '\w+': (\w+: )?", "", reason)
             raise ConversionError(f"config.json: {self.config_class} refuses it: {reason}") from error
 

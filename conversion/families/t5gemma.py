@@ -42,24 +42,25 @@ CROSS_ATTENTION = {
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def _read_stacks(official):
-    encoder, decoder = official.config.encoder, official.config.decoder
-    alike = (*SAME, "query_pre_attn_scalar", "attention_bias", *TOKENS)
-    unequal = [
+def differences(encoder, decoder, alike):
+    """Lines on settings in which the two stacks differ, and on a decoder that sees later tokens."""
+    lines = [
         f"{name} is {getattr(encoder, name)} in the encoder and {getattr(decoder, name)} in the decoder"
         for name in alike
         if getattr(encoder, name) != getattr(decoder, name)
     ]
     if not getattr(decoder, "is_causal", True):  # which its masks follow
-        unequal.append("is_causal is false in the decoder; remove it if the model was not trained like that")
-    if encoder.attention_bias:
-        unequal.append("attention_bias is true")
-    if unequal:
-        raise ConversionError(f"config.json: settings that cannot be converted:{listed(unequal)}")
+        lines.append("is_causal is false in the decoder; remove it if the model was not trained like that")
+    return lines
+
+
+def read_both(official, encoder, decoder, fields):
+    """Our settings of two stacks whose `fields` are the same."""
+    both = replace(official, config=encoder)
     return {
-        **{ours: getattr(encoder, theirs) for theirs, ours in SAME.items()},
-        **read_scores(replace(official, config=encoder)),
-        **SCALE.read(replace(official, config=encoder)),
+        **{ours: getattr(encoder, theirs) for theirs, ours in fields.items()},
+        **read_scores(both),
+        **SCALE.read(both),
         **{name: getattr(decoder, name) for name in TOKENS},
         "num_hidden_layers": encoder.num_hidden_layers,
         "layer_types": list(encoder.layer_types),
@@ -71,12 +72,12 @@ def _read_stacks(official):
     }
 
 
-def _write_stacks(config, head):
+def write_both(config, head, fields):
+    """The official settings that both stacks have."""
     if config.decoder_start_token_id != config.bos_token_id:
         raise NotExpressible("decoder_start_token_id", "bos_token_id", config.decoder_start_token_id)
-    both = {
-        "model_type": "t5_gemma_module",
-        **{theirs: getattr(config, ours) for theirs, ours in SAME.items()},
+    return {
+        **{theirs: getattr(config, ours) for theirs, ours in fields.items()},
         **{name: getattr(config, name) for name in TOKENS},
         **write_scores(config, head),
         **SCALE.write(config, head),
@@ -84,6 +85,20 @@ def _write_stacks(config, head):
         "attention_dropout": config.attention_dropout,
         "dropout_rate": config.hidden_dropout,
     }
+
+
+def _read_stacks(official):
+    encoder, decoder = official.config.encoder, official.config.decoder
+    lines = differences(encoder, decoder, (*SAME, "query_pre_attn_scalar", "attention_bias", *TOKENS))
+    if encoder.attention_bias:
+        lines.append("attention_bias is true")
+    if lines:
+        raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
+    return read_both(official, encoder, decoder, SAME)
+
+
+def _write_stacks(config, head):
+    both = {"model_type": "t5_gemma_module", **write_both(config, head, SAME)}
     if config.sliding_window is None:  # the official class makes a mask of its width even where no layer has one
         del both["sliding_window"]
     encoder = {"num_hidden_layers": config.num_hidden_layers, "layer_types": config.layer_types, "is_decoder": False}

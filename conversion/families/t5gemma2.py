@@ -13,11 +13,11 @@ from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible, RopeByLayerType
 from .base import Family
 from .encoder_decoder import BOTH, ENCODER, EncoderDecoderNames, EncoderDecoderSettings
-from .gemma import SCALE, STRUCTURE, read_scores, write_scores
+from .gemma import STRUCTURE
 from .head import Head
 from .shared import LAYER as PREFIX
 from .shared import Q_AND_K_NORM
-from .t5gemma import LAYER, SAME, TOKENS
+from .t5gemma import LAYER, SAME, TOKENS, differences, read_both, write_both
 
 ROPE = RopeByLayerType()
 SIZES = {theirs: ours for theirs, ours in SAME.items() if theirs not in ("rope_parameters", "attn_logit_softcapping")}
@@ -26,14 +26,7 @@ SIZES = {theirs: ours for theirs, ours in SAME.items() if theirs not in ("rope_p
 
 def _read_stacks(official):
     encoder, decoder = official.config.encoder.text_config, official.config.decoder
-    alike = (*SIZES, "rope_parameters", "query_pre_attn_scalar", *TOKENS)
-    lines = [
-        f"{name} is {getattr(encoder, name)} in the encoder and {getattr(decoder, name)} in the decoder"
-        for name in alike
-        if getattr(encoder, name) != getattr(decoder, name)
-    ]
-    if not getattr(decoder, "is_causal", True):  # which its masks follow
-        lines.append("is_causal is false in the decoder; remove it if the model was not trained like that")
+    lines = differences(encoder, decoder, (*SIZES, "rope_parameters", "query_pre_attn_scalar", *TOKENS))
     if encoder.attention_bias or decoder.attention_bias:
         lines.append("attention_bias is true")
     if encoder.attn_logit_softcapping is not None or decoder.attn_logit_softcapping is not None:
@@ -42,41 +35,18 @@ def _read_stacks(official):
         lines.append(f"eoi_token_index is {token}, and the vocabulary has {encoder.vocab_size} tokens")
     if lines:
         raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
-    both = replace(official, config=encoder)
-    slides = "sliding_attention" in encoder.layer_types
     return {
-        **{ours: getattr(encoder, theirs) for theirs, ours in SIZES.items()},
-        **ROPE.read(both),
-        **read_scores(both),
-        **SCALE.read(both),
-        **{name: getattr(decoder, name) for name in TOKENS},
-        "num_hidden_layers": encoder.num_hidden_layers,
-        "layer_types": list(encoder.layer_types),
-        "decoder_layers": decoder.num_hidden_layers,
-        "decoder_layer_types": list(decoder.layer_types),
-        "sliding_window": encoder.sliding_window if slides else None,
-        "centered_window": slides,
+        **read_both(official, encoder, decoder, SIZES),
+        **ROPE.read(replace(official, config=encoder)),
+        "centered_window": "sliding_attention" in encoder.layer_types,
         "unscaled_token_id": token,
-        "decoder_start_token_id": decoder.bos_token_id,
-        "use_cache": decoder.use_cache,
     }
 
 
 def _write_stacks(config, head):
-    if config.decoder_start_token_id != config.bos_token_id:
-        raise NotExpressible("decoder_start_token_id", "bos_token_id", config.decoder_start_token_id)
+    both = {**write_both(config, head, SIZES), **ROPE.write(config, head)}
     if config.unscaled_token_id is None:
         raise NotExpressible("unscaled_token_id", "set")
-    both = {
-        **{theirs: getattr(config, ours) for theirs, ours in SIZES.items()},
-        **{name: getattr(config, name) for name in TOKENS},
-        **ROPE.write(config, head),
-        **write_scores(config, head),
-        **SCALE.write(config, head),
-        "initializer_range": config.initializer_range,
-        "attention_dropout": config.attention_dropout,
-        "dropout_rate": config.hidden_dropout,
-    }
     text = {"model_type": "t5gemma2_text", "num_hidden_layers": config.num_hidden_layers}
     text |= {"layer_types": config.layer_types}
     decoder = {"model_type": "t5gemma2_decoder", "num_hidden_layers": config.decoder_layers}

@@ -1,12 +1,13 @@
 """The pieces of a conversion: tensors that are read together, and what they become; and what is wrong with a plan."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError, MisfitError, listed, shown
 from blockformer.files.safetensors_io import HasHeader
 
@@ -70,6 +71,17 @@ class Group:
                     f"{shown(target.name)} is {list(tensor.shape)}, not {list(target.shape)} as planned"
                 )
         return tensors
+
+    def parts(self, name: str, checkpoint: Checkpoint) -> Iterator[Tensor]:
+        """The elements of the target of this name, in order and flat; a copy is never in memory as a whole."""
+        if not self.is_copy:
+            return iter([dict(self.apply(checkpoint.read))[name].reshape(-1)])
+        return (part.to(self.targets[0].dtype) for part in checkpoint.parts(self.sources[0]))
+
+
+def copy_of(name: str, header: HasHeader) -> Group:
+    """The group that copies a tensor."""
+    return Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
 
 
 def targets_of(groups: Iterable[Group]) -> dict[str, Target]:
@@ -140,7 +152,7 @@ def with_rest(
     ordered: dict[int, Group] = {}
     for name, header in tensors.items():
         if name not in taken:
-            copy = Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
+            copy = copy_of(name, header)
             ordered[id(copy)] = copy
         elif name in readers:  # else a part of its group is missing
             ordered[id(readers[name])] = readers[name]

@@ -268,19 +268,26 @@ class StackTensors:
 
 
 @dataclass(frozen=True)
-class Each:
+class OneByOne:
     """Its own operation for each tensor."""
 
-    ops: tuple[Reversible, ...]
+    ops: tuple[Operation, ...]
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [op.forward([tensor])[0] for op, tensor in zip(self.ops, tensors, strict=True)]
 
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [op.inverse([tensor])[0] for op, tensor in zip(self.ops, tensors, strict=True)]
-
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return [op.forward_shapes([shape])[0] for op, shape in zip(self.ops, shapes, strict=True)]
+
+
+@dataclass(frozen=True)
+class Each(OneByOne):
+    """The same with a way back."""
+
+    ops: tuple[Reversible, ...]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [op.inverse([tensor])[0] for op, tensor in zip(self.ops, tensors, strict=True)]
 
     def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return [op.inverse_shapes([shape])[0] for op, shape in zip(self.ops, shapes, strict=True)]

@@ -19,7 +19,7 @@ def check_tied(read: Callable[[str], Tensor | Iterable[Tensor]], pairs: Iterable
     Raises:
         ConversionError: naming every pair that differs.
     """
-    differ = [f"{shown(one)} and {shown(other)}" for one, other in pairs if not _are_same(read(one), read(other))]
+    differ = [f"{shown(one)} and {shown(other)}" for one, other in pairs if not are_same(read(one), read(other))]
     if differ:
         raise ConversionError(
             "the config ties these tensors, but the stored ones differ; set tie_word_embeddings to false, "
@@ -27,7 +27,8 @@ def check_tied(read: Callable[[str], Tensor | Iterable[Tensor]], pairs: Iterable
         )
 
 
-def _are_same(one: Tensor | Iterable[Tensor], other: Tensor | Iterable[Tensor]) -> bool:
+def are_same(one: Tensor | Iterable[Tensor], other: Tensor | Iterable[Tensor]) -> bool:
+    """Whether two tensors, or the elements of two in order, in parts of any size, are equal bit for bit."""
     if isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape != other.shape:
         return False
     sides = [_flat(each) for each in (one, other)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..files.errors import printable
+from ..files.errors import is_failure, printable
 from .commands import app
 
 # What messages call by the name of an argument in Python -> the option.
@@ -36,8 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # of Rust code, in a tokenizer: not an `Exception`
-        if debug or not (isinstance(error, Exception) or is_panic):
+        if debug or not is_failure(error):
             raise
         print(f"error: {printable(_sentence(error))}", file=sys.stderr)
         sys.exit(1)

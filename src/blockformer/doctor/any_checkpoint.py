@@ -1,6 +1,6 @@
 """Any folder or file with weights, opened as far as it goes: what a strict reader refuses becomes a finding here."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from blockformer.conversion.rules.groups import Group, Target, targets_of
+from blockformer.conversion.rules.groups import Group, targets_of
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import read_config
 from blockformer.files.errors import CheckpointError, ConversionError, listed, shown
@@ -67,12 +67,12 @@ class AnyCheckpoint(Checkpoint):
 
     def _open(self) -> None:
         self.tensors, self._pieces, self.findings, self._identities = {}, {}, [], {}
-        self.config = self._read_config()
+        self.config = self._json("config.json", read_config, "config")
         weights = weights_in(self.file or self.folder)
         self.findings += weights.findings
         self.kind = weights.kind
         if weights.kind == ADAPTER:
-            self.adapter = self._json("adapter_config.json")
+            self.adapter = self._json("adapter_config.json", read_json, "file")
         try:
             self._read_headers(weights)
         except CheckpointError as error:
@@ -94,25 +94,14 @@ class AnyCheckpoint(Checkpoint):
                 )
             )
 
-    def _read_config(self) -> dict[str, Any]:
-        path = self.folder / "config.json"
-        if not path.exists():
+    def _json(self, name: str, read: Callable[[Path], dict[str, Any]], kind: str) -> dict[str, Any]:
+        """A JSON file next to the weights; {} if it is missing or damaged, which is a finding of this kind."""
+        if not (self.folder / name).exists():
             return {}
         try:
-            return read_config(self.member("config.json"))
+            return read(self.member(name))
         except CheckpointError as error:
-            self.findings.append(Finding("config", ERROR, str(error)))
-            return {}
-
-    def _json(self, name: str) -> dict[str, Any]:
-        """A JSON file next to the weights; {} if it is missing or damaged."""
-        path = self.folder / name
-        if not path.exists():
-            return {}
-        try:
-            return read_json(self.member(name))
-        except CheckpointError as error:
-            self.findings.append(Finding("file", ERROR, str(error)))
+            self.findings.append(Finding(kind, ERROR, str(error)))
             return {}
 
     def _read_headers(self, weights: Weights) -> None:
@@ -218,24 +207,18 @@ class Changed(Checkpoint):
         self.folder, self.weights, self.around = source.folder, source.weights, None
         self._config_file, self.wrapper, self._identities = None, None, {}
         self.groups = {target.name: group for group in groups for target in group.targets}
-        self.tensors = {name: _header(each, source.folder) for name, each in targets_of(groups).items()}
+        self.tensors = {
+            name: TensorInfo(name, each.dtype, each.shape, source.folder) for name, each in targets_of(groups).items()
+        }
 
     def read(self, name: str) -> Tensor:
         return dict(self.groups[name].apply(self.source.read))[name]
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        group = self.groups[name]
-        if group.is_copy:
-            return (part.to(group.targets[0].dtype) for part in self.source.parts(group.sources[0]))
-        return iter([self.read(name).reshape(-1)])
+        return self.groups[name].parts(name, self.source)
 
     def check_unchanged(self) -> None:
         self.source.check_unchanged()
 
     def close(self) -> None:
         self.source.close()
-
-
-def _header(target: Target, folder: Path) -> TensorInfo:
-    nbytes = torch.Size(target.shape).numel() * target.dtype.itemsize
-    return TensorInfo(target.name, target.dtype, target.shape, folder, nbytes)

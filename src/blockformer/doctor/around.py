@@ -1,6 +1,5 @@
 """The files around the weights against them: tokenizer, chat template, generation settings."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from blockformer.files.json_files import read_json
 from blockformer.files.names import TOKENIZER_FILES
 from blockformer.files.quiet import quiet
 from blockformer.files.regular import LFS_POINTER, open_regular
-from blockformer.files.tokenizer_bounds import MOST_BYTES
+from blockformer.files.tokenizer_bounds import MOST_BYTES, read_loosely
 
 from .finding import ERROR, NOTE, WARNING, Finding, counted
 
@@ -41,7 +40,7 @@ def around_weights(folder: Path, entries: Mapping[str, Any], rows: int | None, l
         return [Finding("pointer", ERROR, said, "run `git lfs pull` in its folder", names=tuple(pointers))]
     try:
         tokens, settings = tokens_in(folder), _object(folder / "tokenizer_config.json")
-        generation = _object(folder / "generation_config.json")
+        generation = _object(folder / FILE)
     except ConversionError as error:
         return [Finding("json", ERROR, str(error), "mend or copy the file again")]
     findings = _of_generation(generation, rows, longest)
@@ -73,7 +72,7 @@ def tokens_in(folder: Path) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     if (path := folder / "tokenizer.json").exists():
-        entries = _loosely(path)
+        entries = read_loosely(path)
         model = entries.get("model") if isinstance(entries, dict) else None
         vocabulary = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(vocabulary, dict):
@@ -94,20 +93,6 @@ def tokens_in(folder: Path) -> dict[str, int]:
     if found and (path := folder / "added_tokens.json").exists():
         found |= {str(token): each for token, each in read_json(path).items() if type(each) is int}
     return found
-
-
-def _loosely(path: Path) -> Any:
-    """The content of a large JSON file, as the tokenizers library reads it.
-
-    Raises:
-        ConversionError: it is not JSON.
-    """
-    with open_regular(path) as file:
-        text = file.read(MOST_BYTES)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConversionError(f"{path}: not valid JSON: {error}") from error
 
 
 def _added(added: Any) -> dict[str, int]:
@@ -147,7 +132,7 @@ def _of_special_tokens(
     """Where the ids of special tokens in `config.json` and in the tokenizer are not the same."""
     findings = []
     by_id = {number: token for token, number in tokens.items()}
-    for kind, (token, number) in _special_tokens(tokens, settings).items():
+    for kind, (token, number) in special_tokens(tokens, settings).items():
         said = ids_in(entries.get(f"{kind}_token_id")) | ids_in(generation.get(f"{kind}_token_id"))
         if not said or number in said:
             continue
@@ -221,10 +206,11 @@ def special_tokens_in(folder: Path) -> dict[str, tuple[str, int]]:
     Raises:
         ConversionError: a file is damaged.
     """
-    return _special_tokens(tokens_in(folder), _object(folder / "tokenizer_config.json"))
+    return special_tokens(tokens_in(folder), _object(folder / "tokenizer_config.json"))
 
 
-def _special_tokens(tokens: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+def special_tokens(tokens: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """The same of a tokenizer with these tokens, by the entries of `tokenizer_config.json`."""
     found = {}
     for kind in SPECIAL:
         token = settings.get(f"{kind}_token")

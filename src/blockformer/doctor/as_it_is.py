@@ -5,12 +5,11 @@ from typing import Any
 
 from blockformer.conversion.model_tensors import with_sources
 from blockformer.conversion.plan import plan_in
-from blockformer.conversion.rules.groups import Group, Target
-from blockformer.conversion.rules.operations import Identity
+from blockformer.conversion.rules.groups import copy_of
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError
 from blockformer.files.quiet import quiet
-from blockformer.files.safetensors_io import HasHeader, TensorInfo
+from blockformer.files.safetensors_io import TensorInfo
 
 from .any_checkpoint import AnyCheckpoint, Changed
 from .layouts import Layouts, all_names, layouts_of
@@ -18,11 +17,6 @@ from .prefixes import LORA
 
 TRIED = 100
 """The most tensors that are tried one by one."""
-
-
-def copy_of(name: str, header: HasHeader) -> Group:
-    """The group that copies a tensor."""
-    return Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
 
 
 def layouts_as_it_is(
@@ -44,7 +38,7 @@ def layouts_as_it_is(
 
     try:
         with quiet(errors=True):
-            layouts = layouts_of(entries, names, lambda name: checkpoint.read(names[name]), family)
+            layouts = layouts_of(entries, family, names, lambda name: checkpoint.read(names[name]))
     except ConversionError:
         return None
     if fits(names):

@@ -9,10 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from blockformer.conversion.families.registry import family_of
-from blockformer.files.config_file import is_ours
-from blockformer.files.errors import ConversionError, memory_errors
+from blockformer.files.errors import memory_errors
 from blockformer.files.progress import Progress, silent
+from blockformer.files.safetensors_io import torch_name
 from blockformer.files.sizes import format_size
 from blockformer.files.sources import locate
 
@@ -20,7 +19,8 @@ from .adapters import WithAdapter, scale_of
 from .any_checkpoint import AnyCheckpoint
 from .around import around_weights, moved_tokens
 from .examination import Examination, examine
-from .finding import ERROR, WARNING, Diagnosis, Finding, counted
+from .finding import WARNING, Diagnosis, Finding, counted
+from .layouts import Layouts
 from .options import Options
 from .weight_files import ADAPTER
 from .weight_numbers import kept_wide, of_dtypes, of_numbers, of_ties, rows_of
@@ -100,7 +100,7 @@ def diagnosis_of(
         family=_family(found),
         tensors=len(checkpoint.tensors),
         nbytes=sum(info.nbytes for info in checkpoint.tensors.values()),
-        dtypes=dict(Counter(str(info.dtype).removeprefix("torch.") for info in checkpoint.tensors.values())),
+        dtypes=dict(Counter(torch_name(info.dtype) for info in checkpoint.tensors.values())),
         changes=found.changes,
         is_mendable=found.is_whole,
     )
@@ -112,22 +112,18 @@ def diagnosis_of(
     if checkpoint.kind != ADAPTER and checkpoint.tensors and is_plain:
         result.add(of_dtypes(checkpoint.tensors, found.config, kept_wide(found.layouts)))
         if found.layouts is not None:
-            ties = [] if quick else of_ties(written, found.layouts, found.config)
-            result.add(ties)
-            result.is_mendable &= not any(each.severity == ERROR for each in ties)
+            result.add([] if quick else of_ties(written, found.layouts))
             longest = getattr(found.layouts.config, "max_position_embeddings", None)
             rows = rows_of(written.tensors, found.layouts)
             result.add(around_weights(checkpoint.folder, found.config, rows, longest))
-            result.add(_of_settings(found))
+            result.add(_of_settings(found.config, found.layouts))
     if other is not None:
         result.add(_differences(found.config, other.config, title))
         result.add(moved_tokens(checkpoint.folder, other.folder, title))
     if not quick and checkpoint.tensors and is_plain:
         same_names = found.layouts is not None and found.groups
-        findings, _ = of_numbers(written if same_names else checkpoint, other, title, progress, _unread(found))
-        result.add(findings)
-    open_ = (each.kind for each in result.findings if each.severity == ERROR and not each.is_mended)
-    result.is_mendable &= not any(kind in BLOCKING for kind in open_)
+        result.add(of_numbers(written if same_names else checkpoint, other, title, progress, _unread(found)))
+    result.is_mendable &= not any(each.is_open and each.kind in BLOCKING for each in result.findings)
     result.what = _what(found, result)
     return result
 
@@ -140,18 +136,13 @@ def _unread(found: Examination) -> set[str]:
     return {*found.layouts.optional, *others}
 
 
-BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread", "layer-types", "token-id")
+BLOCKING = ("file", "shards", "twice", "adapter-and-weights", "unmerged", "misread", "layer-types", "token-id", "tied")
 """Kinds of errors after which nobody can say that the written checkpoint is the model."""
 
 
-def _of_settings(found: Examination) -> list[Finding]:
-    if is_ours(found.config):
-        return []
-    try:
-        family = found.layouts.family if found.layouts is not None else family_of(found.config)
-    except ConversionError:
-        return []
-    notes = family.settings.unused_note(found.config, only_misspelt=True) if family is not None else []
+def _of_settings(entries: Mapping[str, Any], layouts: Layouts) -> list[Finding]:
+    family = layouts.family
+    notes = family.settings.unused_note(entries, only_misspelt=True) if family is not None else []
     return [Finding("misspelt", WARNING, note, "correct the names") for note in notes]
 
 
@@ -176,7 +167,7 @@ def _family(found: Examination) -> str | None:
     """The name of the official family; None where it is unknown, or the model is of Blockformer's own layout."""
     if found.plan is not None:
         return found.plan.family.name
-    return None if found.layouts is None or found.layouts.family is None else found.layouts.family.name
+    return None if found.layouts is None else found.layouts.family_name
 
 
 def _what(found: Examination, result: Diagnosis) -> str:
@@ -193,9 +184,7 @@ def _what(found: Examination, result: Diagnosis) -> str:
         kind += " in few bits" if kind == found.plan.variant.head else ""
     elif layouts is None:
         kind = str(found.config.get("model_type") or "an unknown family")
-    elif layouts.family is None:
-        kind = f"a {type(layouts.config).__name__} of Blockformer"
     else:
-        kind = layouts.variant.head if layouts.variant is not None else layouts.family.name
+        kind = layouts.head or f"a {type(layouts.config).__name__} of Blockformer"
     dtypes = ", ".join(result.dtypes)
     return f"{kind}, {found.checkpoint.kind}, {result.tensors} tensors, {format_size(result.nbytes)}, {dtypes}"

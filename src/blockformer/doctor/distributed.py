@@ -81,5 +81,4 @@ def _piece(folder: Path, name: str, dtype: torch.dtype, chunk: object, data: dic
     if not path.is_file() or offset < 0 or length <= 0 or path.stat().st_size < offset + length:
         what = "is cut short" if path.is_file() else "is missing"
         raise CheckpointError(f"{path}: {what}; copy the whole folder again")
-    nbytes = torch.Size(shape).numel() * dtype.itemsize
-    return Piece(TensorInfo(name, dtype, shape, path, nbytes, offset), begin, length)
+    return Piece(TensorInfo(name, dtype, shape, path, offset), begin, length)

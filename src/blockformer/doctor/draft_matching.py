@@ -124,14 +124,13 @@ def sources_of(shapes: Mapping[str, Shape]) -> Sources:
     Raises:
         ConversionError: no numbers do, or tensors of different layers have different shapes.
     """
-    places: dict[tuple[str, int], dict[int, dict[str, Shape]]] = defaultdict(lambda: defaultdict(dict))
+    places: dict[str, dict[int, dict[str, Shape]]] = defaultdict(lambda: defaultdict(dict))
     for name, shape in shapes.items():
         for found in NUMBER.finditer(name):
-            key = (name[: found.start()], name[found.end() :].count("."))
-            places[key[0], 0][int(found[0])][name[found.end() :]] = shape
+            places[name[: found.start()]][int(found[0])][name[found.end() :]] = shape
     alike = {
         head: layers
-        for (head, _), layers in places.items()
+        for head, layers in places.items()
         if {*layers} == {*range(len(layers))} and len({frozenset(each) for each in layers.values()}) == 1
     }
     if not alike:
@@ -284,18 +283,18 @@ def _options(
             for name, shape in tensors.items()
         }
         for name, choices in options.items():
-            found[name] += [each for each in choices if _covers({**options, name: [each]}, {*slots}, frozenset())]
+            found[name] += [each for each in choices if _covers({**options, name: [each]}, {*slots})]
     return {name: [*dict.fromkeys(choices)] for name, choices in found.items()}
 
 
-def _covers(options: Mapping[str, list[Choice]], free: set[Slot], made: frozenset[str]) -> bool:
+def _covers(options: Mapping[str, list[Choice]], free: set[Slot]) -> bool:
     """Whether each tensor can be one of its choices, so that every slot is taken once."""
-    left = [name for name in options if name not in made]
-    if not left:
+    if not options:
         return all(map(_may_lack, free))
-    open_ = {name: [each for each in options[name] if {*each.slots} <= free] for name in left}
-    name = min(left, key=lambda each: len(open_[each]))
-    return any(_covers(options, free - {*choice.slots}, made | {name}) for choice in open_[name])
+    open_ = {name: [each for each in choices if {*each.slots} <= free] for name, choices in options.items()}
+    name = min(open_, key=lambda each: len(open_[each]))
+    rest = {other: choices for other, choices in open_.items() if other != name}
+    return any(_covers(rest, free - {*choice.slots}) for choice in open_[name])
 
 
 def _choices(shape: Shape, slots: Sequence[Slot], sizes: Mapping[str, int], is_turned: bool) -> Iterator[Choice]:
@@ -335,7 +334,7 @@ def _settle(found: Match, tensors: Mapping[str, Shape], slots: Sequence[Slot], b
         new = {name: each for name, each in new.items() if all(slots_of[slot] == 1 for slot in each[0].slots)}
         if {*new} <= {*fixed}:
             break
-        found.by_name += [name for name in new if name not in fixed and len({*map(_slots, open_[name])}) > 1]
+        found.by_name += [name for name in new if name not in fixed and len({each.slots for each in open_[name]}) > 1]
         fixed = new
     left = {slot for each in open_.values() for choice in each for slot in choice.slots}
     found.free += [slot for slot in slots if slot not in left]
@@ -350,17 +349,13 @@ def _settle(found: Match, tensors: Mapping[str, Shape], slots: Sequence[Slot], b
     found.zero += [slot.bias for slot in slots if slot.has_bias and slot.bias not in made]
 
 
-def _slots(choice: Choice) -> tuple[Slot, ...]:
-    return choice.slots
-
-
 def _narrowed(name: str, choices: Sequence[Choice]) -> list[Choice]:
     """The choices of one slot or group, as they are and transposed, if there is only one or the name says one."""
-    if len({*map(_slots, choices)}) == 1:
+    if len({each.slots for each in choices}) == 1:
         return [*choices]
     roles = roles_of(name)
     meant = [each for each in choices if len(each.slots) == 1 and roles & roles_of(each.slots[0].name)]
-    return meant if len({*map(_slots, meant)}) == 1 else []
+    return meant if len({each.slots for each in meant}) == 1 else []
 
 
 def roles_of(name: str) -> frozenset[str]:

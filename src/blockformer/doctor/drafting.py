@@ -11,8 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from blockformer.conversion.families.registry import FAMILIES, Family, family_by_name
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.quiet import quiet
@@ -196,7 +194,7 @@ def _outline(family: Family, flags: Mapping[str, Any]) -> Outline:
     for asked, known in attempts:
         try:
             with quiet():
-                layouts = layouts_of(asked, None, lambda name: torch.empty(0), family.name)
+                layouts = layouts_of(asked, family.name)
         except ConversionError as error:
             refused = error
             continue
@@ -235,7 +233,7 @@ def _entry(name: str, choices: list[Choice], shape: tuple[int, ...], is_rotary: 
     turned = {each.is_turned for each in choices}
     steps: list[Any] = ["squeeze"] if len([size for size in shape if size != 1]) != len(shape) else []
     if len(turned) > 1:
-        steps.append(f"{QUESTION} transpose, or remove this")
+        steps.append(_asked("transpose, or remove this"))
     elif True in turned:
         steps.append("transpose")
     if len({each.names for each in choices}) > 1:
@@ -245,7 +243,7 @@ def _entry(name: str, choices: list[Choice], shape: tuple[int, ...], is_rotary: 
         return [name, names[0], *steps, _asked(IN_ORDER)]
     if len(names) == 1:
         turns = is_rotary and names[0].rpartition(".")[0].endswith(("q_proj", "k_proj"))
-        return [name, names[0], *steps, *([f"{QUESTION} {PAIRS}, or remove this"] if turns else [])]
+        return [name, names[0], *steps, *([_asked(f"{PAIRS}, or remove this")] if turns else [])]
     said = order_in(name)
     names = tuple(sorted(names, key=lambda each: said.find(each.partition("_proj")[0][-1]))) if said else names
     return [name, [*names], *steps, *_of_joined(names, is_rotary)]
@@ -261,13 +259,13 @@ PAIRS = "pairs-to-halves if the rotated pairs lie side by side in each head"
 def _of_joined(names: tuple[str, ...], is_rotary: bool) -> list[Any]:
     """The questions on a matrix of several."""
     if any("gate" in each for each in names):
-        return [f"{QUESTION} split if the rows of the first name come first; else exchange the names, and split"]
+        return [_asked("split if the rows of the first name come first; else exchange the names, and split")]
     parts = "queries, keys and values" if len(names) == 3 else "keys and values"
     order = "in the order of the names here"
     said = f'split if all {parts} lie one after the other {order}, or {{"split": {{"groups": HEADS}}}} if head by head'
     turned = ", ".join("null" if "v_proj" in each else '"pairs-to-halves"' for each in names)
-    of_pairs = f'{QUESTION} {{"each": [{turned}]}} if rotated pairs lie side by side in each head, or remove this'
-    return [f"{QUESTION} {said}", *([of_pairs] if is_rotary else [])]
+    of_pairs = f'{{"each": [{turned}]}} if rotated pairs lie side by side in each head, or remove this'
+    return [_asked(said), *([_asked(of_pairs)] if is_rotary else [])]
 
 
 def _asked(text: str) -> str:

@@ -10,15 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from blockformer.files.errors import ConversionError, shown
+from blockformer.files.generation_settings import TOKENS
 
 from .around import ids_in, special_tokens_in
-from .finding import ERROR, Finding, counted
-from .layouts import layouts_of
+from .finding import ERROR, Finding, counted, entries_set
 
-TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d{1,4})\.")
 
 
@@ -38,13 +35,12 @@ class Settled:
     changes: list[str] = field(default_factory=list)
 
 
-def settled(entries: Mapping[str, Any], names: Collection[str], family: str | None) -> Settled:
+def settled(entries: Mapping[str, Any], names: Collection[str]) -> Settled:
     """The entries with as many types as layers, and without tokens that the vocabulary does not have.
 
     Args:
         entries: of `config.json`.
         names: of the tensors.
-        family: the official one, if it is named.
     """
     found = Settled(dict(entries))
     types, count = entries.get("layer_types"), entries.get("num_hidden_layers")
@@ -70,7 +66,7 @@ def _settle_types(found: Settled, types: list[Any], count: int, names: Collectio
         new = {"layer_types": types[:1] * count}
     if new:
         found.findings.append(Finding("config", ERROR, said, f"write {json.dumps(new)[1:-1]}", True, tuple(new)))
-        found.changes += [f"config.json: {name} set to {json.dumps(value)}" for name, value in new.items()]
+        found.changes += entries_set(new)
     else:
         fix = "write one type for each layer, --set layer_types='[...]': the config.json of its base model has them"
         found.findings.append(Finding("layer-types", ERROR, said, fix, names=("layer_types",)))
@@ -97,7 +93,7 @@ def of_tokens(found: Settled, entries: Mapping[str, Any], folder: Path) -> dict[
         if number < size:
             new[name] = number
             fix = f'write "{name}": {number}, the id of {shown(token)} in the tokenizer'
-            found.changes.append(f"config.json: {name} set to {number}")
+            found.changes += entries_set({name: number})
         else:
             fix = f"write the id that the tokenizer has, or null, --set {name}=ID; if tokens were added for training, "
             fix += "these embeddings are from before"
@@ -110,11 +106,3 @@ def _known_tokens(folder: Path) -> dict[str, tuple[str, int]]:
         return special_tokens_in(folder)
     except ConversionError:
         return {}
-
-
-def _refuses_tokens(entries: Mapping[str, Any], family: str | None) -> bool:
-    try:
-        layouts_of(entries, None, lambda name: torch.empty(0), family)
-    except ConversionError as error:
-        return "must be a token from" in str(error)
-    return False

@@ -17,7 +17,7 @@ from blockformer.conversion.families.composites import COMPOSITES
 from blockformer.conversion.model_tensors import with_sources
 from blockformer.conversion.plan import Plan, dtype_entry
 from blockformer.conversion.remedies import plan_official
-from blockformer.conversion.rules.groups import Group, Target, targets_of
+from blockformer.conversion.rules.groups import Group, Target, copy_of, targets_of
 from blockformer.files.errors import ConversionError, MisfitError, shown
 from blockformer.files.quantized import check_plain, packed_by_mlx, quantized_entries
 from blockformer.files.quiet import quiet
@@ -25,9 +25,9 @@ from blockformer.files.safetensors_io import TensorInfo
 from blockformer.publishing.repo_code import full_auto_map
 
 from .any_checkpoint import AnyCheckpoint, Changed
-from .as_it_is import copy_of, foreign, layouts_as_it_is
+from .as_it_is import foreign, layouts_as_it_is
 from .early_settings import of_tokens, settled
-from .finding import ERROR, NOTE, WARNING, Finding, are, counted
+from .finding import ERROR, NOTE, WARNING, Finding, are, counted, entries_set
 from .fused import split_joined
 from .kin import all_known_beginnings
 from .known_codes import OWN_CODE, code_of
@@ -82,6 +82,15 @@ class Examination:
         """The checkpoint as it would be written."""
         return Changed(self.checkpoint, self.groups, self.config)
 
+    def make_plan(self, family: str | None) -> None:
+        """Plan the conversion of what would be written, or of the text in it.
+
+        Raises:
+            ConversionError: it does not convert.
+        """
+        with quiet():
+            self.plan = plan_official(in_text(self.written), family, None)
+
 
 def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     """Examine names, shapes and settings; no numbers are read, except where a family's variant depends on them."""
@@ -110,7 +119,7 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
     if not (found.config.get("model_type") or options.family):
         found.findings += of_no_family(names, found.config, checkpoint.folder)
         return found
-    early = settled(found.config, names, options.family)
+    early = settled(found.config, names)
     found.config = early.entries
     for _ in range(TRIES):
         findings, changes, fits = _names_and_shapes(found, names, options)
@@ -119,7 +128,7 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
         before = {name: found.config.get(name) for name in fits}
         found.config |= fits
         found.findings.append(of_fits(before, fits))
-        found.changes += [f"config.json: {name} set to {json.dumps(value)}" for name, value in fits.items()]
+        found.changes += entries_set(fits)
     found.config |= of_tokens(early, found.config, checkpoint.folder)
     found.findings += [*early.findings, *findings]
     found.changes += [*early.changes, *changes]
@@ -129,7 +138,8 @@ def examine(checkpoint: AnyCheckpoint, options: Options) -> Examination:
 def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Options) -> bool:
     """Whether these are the tensors of known training code; then the groups lead to its family's model."""
     plain = unwrapped([*names], {name for each in OWN_CODE for name in each.shows})
-    headers = {name: found.checkpoint.tensors[names[own]] for name, own in plain.names.items()}
+    own = {name: names[old] for name, old in plain.names.items()}
+    headers = {name: found.checkpoint.tensors[old] for name, old in own.items()}
     code = code_of(headers, found.checkpoint)
     if code is None:
         return False
@@ -139,11 +149,8 @@ def _is_of_own_code(found: Examination, names: Mapping[str, str], options: Optio
         settings = code.settings(found.checkpoint, found.checkpoint.extras, found.config)
         made = code.config(settings, headers) | ({} if code.key == CONFIG else dict(options.settings))
         entries = _also(found.config, made) | made
-        found.layouts = layouts_of(entries, None, lambda name: torch.empty(0), None)
-        groups = code.groups(headers, found.layouts)
-        found.groups = _cast(
-            with_sources(groups, {name: names[own] for name, own in plain.names.items()}), options.dtype
-        )
+        found.layouts = layouts_of(entries, None)
+        found.groups = _cast(with_sources(code.groups(headers, found.layouts), own), options.dtype)
         found.config = entries | ({} if options.dtype is None else {"dtype": options.dtype})
         _plan_of_own_code(found)
     except ConversionError as error:
@@ -165,8 +172,7 @@ def _plan_of_own_code(found: Examination) -> None:
     """
     layouts = found.layouts
     if layouts is None or layouts.family is not None:
-        with quiet():
-            found.plan = plan_official(found.written, None, None)
+        found.make_plan(None)
         return
     made = targets_of(found.groups).keys()
     missing = {name: shape for name, shape in layouts.released.items() if name not in made | layouts.optional}
@@ -190,8 +196,7 @@ def _map(found: Examination, names: Mapping[str, str], options: Options) -> None
     made = mapped(read_map(options.names or ""), tensors, names, found.checkpoint.config, settings, options.family)
     found.config, found.layouts, found.groups = made.config, made.layouts, _cast(made.groups, options.dtype)
     if made.layouts.family is not None:
-        with quiet():
-            found.plan = plan_official(found.written, options.family, None)
+        found.make_plan(options.family)
     found.is_whole = True
     found.findings += made.findings
     found.changes += made.changes
@@ -200,7 +205,7 @@ def _map(found: Examination, names: Mapping[str, str], options: Options) -> None
 def _note_what_is_asked(found: Examination, options: Options) -> None:
     """What the user says is wrong, as a finding each."""
     asked = [
-        *(f"config.json: {name} set to {json.dumps(each)}" for name, each in options.settings.items()),
+        *entries_set(options.settings),
         *(f"{each.partition('=')[0]!r} renamed to {each.partition('=')[2]!r}" for each in options.renames),
         *(f"{shown(name)} left out" for name in options.dropped),
     ]
@@ -275,19 +280,17 @@ def _names_and_shapes(
     if options.dtype is not None:
         changes.append(f"cast to {options.dtype}")
         found.config[dtype_entry(entries)] = options.dtype
-    ties = missing_ties(layouts, {*filled, *joined.filled})
-    missing |= ties
+    missing |= missing_ties(layouts, {*filled, *joined.filled})
     fits = _check(found, options, layouts, findings, unknown, missing)
     return findings, changes, fits
 
 
 def _problem_as_it_is(found: Examination, names: Mapping[str, str], options: Options) -> ConversionError | None:
     """Why quantized weights, or a text next to other towers, do not convert as they are; None: nothing is changed."""
-    found.groups = [copy_of(name, found.checkpoint.tensors[own]) for name, own in names.items()]
-    found.groups = with_sources(found.groups, names)
+    copies = (copy_of(name, found.checkpoint.tensors[own]) for name, own in names.items())
+    found.groups = with_sources(copies, names)
     try:
-        with quiet():
-            found.plan = plan_official(in_text(found.written), options.family, None)
+        found.make_plan(options.family)
     except ConversionError as error:
         found.groups = []
         return error
@@ -299,7 +302,7 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
     """The layouts; where `architectures` names an unknown class, by the class that the tensors show."""
     checkpoint, entries = found.checkpoint, found.config
     try:
-        plain = layouts_of(entries, names, lambda name: checkpoint.read(names[name]), options.family)
+        plain = layouts_of(entries, options.family, names, lambda name: checkpoint.read(names[name]))
         if {*names} <= plain.known:
             return _with_named_class(found, plain)
     except ConversionError:
@@ -311,16 +314,16 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
         return checkpoint.read(names[known.names[name]])
 
     try:
-        layouts = layouts_of(entries, todays, read, options.family)
+        layouts = layouts_of(entries, options.family, todays, read)
         if entries.get("architectures") and not {*todays} <= layouts.known:
             with suppress(ConversionError):
-                shown_ones = layouts_of({**entries, "architectures": None}, todays, read, options.family)
+                shown_ones = layouts_of({**entries, "architectures": None}, options.family, todays, read)
                 layouts = shown_ones if {*todays} <= shown_ones.known else layouts
     except ConversionError as error:
         if not entries.get("architectures") or "architectures" not in str(error):
             raise
         without = {name: value for name, value in entries.items() if name != "architectures"}
-        layouts = layouts_of(without, todays, read, options.family)
+        layouts = layouts_of(without, options.family, todays, read)
         if layouts.variant is None or "tie_word_embeddings" in str(error):
             raise error from None
     return _with_named_class(found, layouts)
@@ -329,12 +332,12 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
 def _with_named_class(found: Examination, layouts: Layouts) -> Layouts:
     """The layouts; `architectures` becomes the class that they are of, where it names another."""
     entries = found.config
-    head = layouts.variant.head if layouts.variant is not None else None
+    head = layouts.head
     is_other = head is not None and entries.get("architectures") not in (None, [], [head])
     if is_other and not _has_named_class(found, layouts):
         said = f"config.json: architectures is {json.dumps(entries['architectures'])}, and the tensors belong to {head}"
         found.findings.append(Finding("architectures", WARNING, said, f'write "architectures": ["{head}"]', True))
-        found.changes.append(f'config.json: architectures set to ["{head}"]')
+        found.changes += entries_set({"architectures": [head]})
         found.config["architectures"] = [head]
     return layouts
 
@@ -345,7 +348,7 @@ def _has_named_class(found: Examination, layouts: Layouts) -> bool:
     if family is None:
         return False
     named, held = family.names.named(found.config), family.names.in_class(found.checkpoint.tensors)
-    if named[0] == getattr(layouts.variant, "head", None):  # by another name, of the source's own code or of a wrapper
+    if named[0] == layouts.head:  # by another name, of the source's own code or of a wrapper
         return bool(found.config.get("auto_map"))
     return any(head.official == named[0] and head.has_tensors_in(held) for head in family.heads)
 
@@ -366,8 +369,7 @@ def _check(
         return {}
     reason: ConversionError | None = None
     try:
-        with quiet():
-            found.plan = plan_official(found.written, options.family, None)
+        found.make_plan(options.family)
         found.is_whole = True
     except MisfitError as error:
         if error.fits:
@@ -384,7 +386,7 @@ def _check(
         strange = foreign(found.written, unknown, options.family)
         misfits = misfits or [*of_names(strange, missing), *wrong_shapes(found.groups, layouts.released)]
         findings += misfits
-        is_told = misfits or any(each.severity == ERROR and not each.is_mended for each in findings)
+        is_told = misfits or any(each.is_open for each in findings)
         findings += [] if is_told or reason is None else [of_error(reason)]
     elif unknown:
         said = f"{counted(len(unknown), 'tensor')} {are(unknown)} not part of the model and can stay"

@@ -1,6 +1,7 @@
 """What a diagnosis is made of: findings, each with how bad it is and what to do about it."""
 
-from collections.abc import Iterable, Sized
+import json
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +18,11 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 def are(things: Sized) -> str:
     """The verb for so many things."""
     return "is" if len(things) == 1 else "are"
+
+
+def entries_set(entries: Mapping[str, Any]) -> list[str]:
+    """The lines on entries of `config.json` that are set, for the changes of a diagnosis."""
+    return [f"config.json: {name} set to {json.dumps(value)}" for name, value in entries.items()]
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,11 @@ class Finding:
     remedy: str = ""
     is_mended: bool = False
     names: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is an error that `mend` does not put right."""
+        return self.severity == ERROR and not self.is_mended
 
 
 @dataclass

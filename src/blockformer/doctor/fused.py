@@ -3,7 +3,7 @@
 The shape of a joined matrix does not show which rows are whose. An option says it; it is never guessed.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from blockformer.conversion.rules.groups import Group, Target
@@ -71,11 +71,11 @@ def split_joined(
     for kind, names in asked.items():
         if names:
             how = qkv if kind == "qkv" else gate_up
-            found.findings.append(_finding(kind, names, how, [part.split(".")[-2] for part in found.filled]))
+            found.findings.append(_finding(kind, names, how))
     return found
 
 
-def _finding(kind: str, names: list[str], how: str | None, parts: Collection[str]) -> Finding:
+def _finding(kind: str, names: list[str], how: str | None) -> Finding:
     words = {"qkv": "queries, keys and values", "gate_up": "gate and up projections"}[kind]
     said = f"{words} are one matrix in {len(names)} tensors ({shown(names[0])}); the released layout has them apart"
     option = {"qkv": f"--qkv {' or --qkv '.join(QKV)}", "gate_up": f"--gate-up {' or --gate-up '.join(GATE_UP)}"}[kind]

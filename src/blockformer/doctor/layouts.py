@@ -54,6 +54,16 @@ class Layouts:
     names_in_class: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
+    def family_name(self) -> str | None:
+        """Of the official family; None for a model in our own layout."""
+        return None if self.family is None else self.family.name
+
+    @property
+    def head(self) -> str | None:
+        """The official class; None for a model in our own layout."""
+        return None if self.variant is None else self.variant.head
+
+    @property
     def known(self) -> set[str]:
         """All names of all layouts."""
         return {*self.released, *self.in_class, *self.ours}
@@ -81,17 +91,17 @@ class Layouts:
 
 def layouts_of(
     entries: Mapping[str, Any],
-    names: Collection[str] | None,
-    read: Callable[[str], Tensor],
     family_name: str | None,
+    names: Collection[str] | None = None,
+    read: Callable[[str], Tensor] | None = None,
 ) -> Layouts:
     """The layouts of the model that a `config.json` describes.
 
     Args:
         entries: of `config.json`.
+        family_name: None takes the family that `model_type` says.
         names: of the checkpoint's tensors, which show the head; None: what the official class writes.
         read: name -> tensor, for families whose variant depends on values.
-        family_name: None takes the family that `model_type` says.
 
     Raises:
         ConversionError: the settings are refused, or the family is unknown.
@@ -137,7 +147,7 @@ def all_names(entries: Mapping[str, Any], family: str | None) -> set[str]:
     found: set[str] = set()
     for each in (entries, usual):
         with suppress(ConversionError):
-            found |= layouts_of(each, None, lambda name: torch.empty(0), family).known
+            found |= layouts_of(each, family).known
     return found
 
 

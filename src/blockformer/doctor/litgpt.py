@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from blockformer.conversion.rules.operations import Chain, Reversed, Reversible, Split
-from blockformer.conversion.rules.table import Rule
+from blockformer.conversion.rules.table import Rule, module_rules
+from blockformer.files.safetensors_io import torch_name
 
-from .own_code import Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
+from .own_code import Model, OwnCode, Settings, Tensors, refuse, said
 
 EMBEDDINGS, HEAD, LAYER = "transformer.wte", "lm_head", "transformer.h.{layer}."
-KINDS_OF_TENSOR = ("weight", "bias")
 QKV, EARLIER_QKV = "attn.qkv", "attn.attn"
 APART = tuple(f"self_attn.{name}_proj" for name in "qkv")
 SIZES = {
@@ -195,7 +195,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         "vocab_size": tensors[f"{EMBEDDINGS}.weight"].shape[0],
         kind.eps: settings["norm_eps"],
         "rope_parameters": rope,
-        "dtype": dtype_of(tensors[f"{EMBEDDINGS}.weight"]),
+        "dtype": torch_name(tensors[f"{EMBEDDINGS}.weight"].dtype),
     }
     if kind.has["mlp_class_name"] == PLAIN["mlp_class_name"]:
         entries.setdefault("intermediate_size", 4 * settings["n_embd"])
@@ -215,17 +215,14 @@ def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
     layer = f"{kind.root}layers.{{layer}}."
     is_earlier = any(f".{EARLIER_QKV}." in name for name in names)
     apart: Reversible = Split(0, rows, config.num_key_value_heads if is_earlier else 1)
-    rules = []
-    for each in KINDS_OF_TENSOR:
-        source = f"{LAYER}{EARLIER_QKV if is_earlier else QKV}.{each}"
-        if kind.qkv:
-            joined = Chain(apart, Reversed(Split(0, rows, config.num_attention_heads)))
-            rules.append(Rule(source, f"{layer}{kind.qkv}.{each}", joined))
-        else:
-            rules.append(Rule(source, tuple(f"{layer}{part}.{each}" for part in APART), apart))
-        rules += [Rule(f"{LAYER}{own}.{each}", f"{layer}{theirs}.{each}") for own, theirs in kind.layer.items()]
-        rules += [Rule(f"{own}.{each}", f"{theirs}.{each}") for own, theirs in kind.outer.items()]
-    return rules
+    source = f"{LAYER}{EARLIER_QKV if is_earlier else QKV}"
+    if kind.qkv:
+        joined = Chain(apart, Reversed(Split(0, rows, config.num_attention_heads)))
+        rules = module_rules({source: f"{layer}{kind.qkv}"}, joined)
+    else:
+        rules = module_rules({source: tuple(f"{layer}{part}" for part in APART)}, apart)
+    same = {f"{LAYER}{own}": f"{layer}{theirs}" for own, theirs in kind.layer.items()}
+    return rules + module_rules({**same, **kind.outer})
 
 
 def _heads(model: Model) -> tuple[int, int, int]:

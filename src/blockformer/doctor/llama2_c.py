@@ -5,32 +5,20 @@ together. Its length must be exactly what the seven integers say.
 """
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from blockformer.conversion.rules.operations import DeinterleaveRotary
-from blockformer.conversion.rules.table import Rule
 from blockformer.files.regular import open_regular
-from blockformer.files.safetensors_io import MAX_TENSORS, TensorInfo
+from blockformer.files.safetensors_io import MAX_TENSORS, TensorInfo, torch_name
 
-from .own_code import Model, OwnCode, Settings, Tensors, dtype_of
+from .llama_names import EMBEDDINGS, LAYER, TITAN, rules_with
+from .own_code import OwnCode, Settings, Tensors
 
 HEADER = struct.Struct("<7i")
 FIELDS = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
-EMBEDDINGS, HEAD, LAYER = "tok_embeddings.weight", "output.weight", "layers.{layer}."
-NAMES = {
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-ROTATED = {"attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj"}
 
 
 def read_numbers(path: Path) -> tuple[list[TensorInfo], dict[str, Any]] | None:
@@ -47,10 +35,9 @@ def read_numbers(path: Path) -> tuple[list[TensorInfo], dict[str, Any]] | None:
         return None
     offset, infos = HEADER.size, []
     for name, shape in _order(settings):
-        nbytes = 4 * torch.Size(shape).numel()
-        if name:
-            infos.append(TensorInfo(name, torch.float32, shape, path, nbytes, offset))
-        offset += nbytes
+        info = TensorInfo(name, torch.float32, shape, path, offset)
+        infos += [info] if name else []
+        offset += info.nbytes
     return (infos, settings) if offset == path.stat().st_size else None
 
 
@@ -76,7 +63,7 @@ def _order(settings: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     for _ in ("cos", "sin"):
         yield "", (settings["max_seq_len"], width // heads // 2)
     if not settings["shared"]:
-        yield HEAD, (settings["vocab_size"], width)
+        yield "output.weight", (settings["vocab_size"], width)
 
 
 def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
@@ -96,23 +83,8 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         "tie_word_embeddings": settings.get("shared", True) is True,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "dtype": dtype_of(tensors[EMBEDDINGS]),
+        "dtype": torch_name(tensors[EMBEDDINGS].dtype),
     }
-
-
-def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
-    size = model.config.head_dim
-    ours = "model.layers.{layer}."
-    return [
-        Rule(EMBEDDINGS, "model.embed_tokens.weight"),
-        Rule("norm.weight", "model.norm.weight"),
-        Rule(HEAD, "lm_head.weight"),
-        *(Rule(f"{LAYER}{theirs}.weight", f"{ours}{name}.weight") for theirs, name in NAMES.items()),
-        *(
-            Rule(f"{LAYER}{theirs}.weight", f"{ours}{name}.weight", DeinterleaveRotary(size, size))
-            for theirs, name in ROTATED.items()
-        ),
-    ]
 
 
 LLAMA2_C = OwnCode(
@@ -121,6 +93,6 @@ LLAMA2_C = OwnCode(
     key="model_args",
     needs=("dim", "n_layers", "n_heads", "max_seq_len"),
     entries=_entries,
-    rules=_rules,
+    rules=rules_with(TITAN, "weight"),  # the names are Meta's, which torchtitan has too
     ignored=(f"{LAYER}attention.mask", "freqs_cos", "freqs_sin"),
 )

@@ -10,8 +10,9 @@ from typing import Any
 from blockformer.conversion.rules.operations import Chain, DeinterleaveRotary, Each, Identity, LeadingAxis, Split
 from blockformer.conversion.rules.table import Rule
 from blockformer.files.errors import ConversionError
+from blockformer.files.safetensors_io import torch_name
 
-from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
+from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, refuse, said
 
 EMBEDDINGS, LAYER, OURS = "tok_embeddings.weight", "layers.{layer}.", "model.layers.{layer}."
 PAIRED = ("llama", "mistral")
@@ -103,7 +104,7 @@ def _entries_with(modules: Names, norm: str, name: str) -> Callable[[Settings, T
             **({} if kind == "qwen2" else {"head_dim": size}),
             "hidden_act": "silu",
             "tie_word_embeddings": not {"output.weight", "lm_head.weight"} & {*tensors},
-            "dtype": dtype_of(tensors[EMBEDDINGS]),
+            "dtype": torch_name(tensors[EMBEDDINGS].dtype),
             **settings,
         }
 
@@ -130,7 +131,7 @@ def _todays(names: Collection[str]) -> dict[str, str]:
     return {name.replace(INNER, "attention.w"): name for name in names}
 
 
-def _rules_with(modules: Names, norm: str) -> Callable[[Model, Collection[str]], Sequence[Rule]]:
+def rules_with(modules: Names, norm: str) -> Callable[[Model, Collection[str]], Sequence[Rule]]:
     """What makes the rules; `norm` is how the weight of a norm is called."""
 
     def rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
@@ -187,7 +188,7 @@ TORCHTUNE = OwnCode(
     shows=(EMBEDDINGS, "layers.0.attn.output_proj.weight", "layers.0.mlp.w1.weight", "layers.0.sa_norm.scale"),
     key=CONFIG,
     entries=_entries_with(TUNE, "scale", "torchtune"),
-    rules=_rules_with(TUNE, "scale"),
+    rules=rules_with(TUNE, "scale"),
     families=("llama", "mistral", "qwen2", "qwen3"),
     back=_nothing,
     file="torchtune_model.pt",
@@ -197,7 +198,7 @@ TORCHTITAN = OwnCode(
     shows=(EMBEDDINGS, "layers.0.attention.wo.weight", "layers.0.ffn_norm.weight"),
     key=CONFIG,
     entries=_entries_with(TITAN, "weight", "torchtitan"),
-    rules=_rules_with(TITAN, "weight"),
+    rules=rules_with(TITAN, "weight"),
     families=("llama", "qwen3"),
     back=_nothing,
     file="checkpoint",

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from blockformer.conversion.rules.operations import (
     DeinterleaveRotary,
-    Identity,
+    OneByOne,
     Operation,
     Reversed,
     Shape,
@@ -72,19 +72,6 @@ class Constant:
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         return list(self.shapes)
-
-
-@dataclass(frozen=True)
-class OwnEach:
-    """Its own operation for each tensor."""
-
-    ops: tuple[Operation, ...]
-
-    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [op.forward([tensor])[0] for op, tensor in zip(self.ops, tensors, strict=True)]
-
-    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        return [op.forward_shapes([shape])[0] for op, shape in zip(self.ops, shapes, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -156,11 +143,6 @@ def _list_of(asked: Any) -> list[Any]:
     return [] if asked is None else asked if isinstance(asked, list) else [asked]
 
 
-def _nothing(given: Any, word: str) -> None:
-    if given is not None:
-        raise ConversionError(f"{word} takes no argument, not {shown(given)}")
-
-
 def _number(given: Any, word: str) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
         raise ConversionError(f'{word} needs a number, as in {{"{word}": 0.5}}, not {shown(given)}')
@@ -220,15 +202,14 @@ def _each(given: Any, place: Place) -> Operation:
     if not isinstance(given, list) or len(given) != len(place.shapes):
         raise ConversionError(f"each needs a list of {len(place.shapes)}, one for each tensor, null for none of them")
     targets = place.targets if len(place.targets) == len(given) else ((),) * len(given)
-    ops: list[Operation] = []
-    for asked, shape, target in zip(map(_list_of, given), place.shapes, targets, strict=True):
-        ops.append(steps_of(asked, [shape], [target], place.config) if asked else Identity())
-    return OwnEach(tuple(ops))
+    each = zip(map(_list_of, given), place.shapes, targets, strict=True)
+    return OneByOne(tuple(steps_of(asked, [shape], [target], place.config) for asked, shape, target in each))
 
 
 def _simple(word: str, op: Callable[[Place], Operation]) -> Callable[[Any, Place], Operation]:
     def made(given: Any, place: Place) -> Operation:
-        _nothing(given, word)
+        if given is not None:
+            raise ConversionError(f"{word} takes no argument, not {shown(given)}")
         return op(place)
 
     return made

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from blockformer.conversion.model_tensors import with_sources
 from blockformer.conversion.rules.groups import Group
 from blockformer.files.errors import ConversionError
 from blockformer.files.quiet import quiet
-from blockformer.files.safetensors_io import HasHeader
+from blockformer.files.safetensors_io import HasHeader, torch_name
 
 from .finding import WARNING, Finding
 from .layouts import Layouts, layouts_of
@@ -62,7 +60,7 @@ def mapped(
     layouts, refused = None, None
     try:
         with quiet():
-            layouts = layouts_of(entries, None, lambda name: torch.empty(0), family)
+            layouts = layouts_of(entries, family)
     except ConversionError as error:
         refused = str(error)
     plain = unwrapped([*names], name_map.beginnings)
@@ -72,11 +70,11 @@ def mapped(
         groups = name_map.groups(headers, {}, (), None, refused)
         raise AssertionError(f"{refused}, {len(groups)} groups")  # refused, so `groups` has raised an error
     groups = name_map.groups(headers, layouts.released, layouts.optional, layouts.config)
-    head = layouts.variant.head if layouts.variant is not None else type(layouts.config).__name__
-    if layouts.variant is not None:
-        entries |= {"architectures": [head]}
+    if layouts.head is not None:
+        entries |= {"architectures": [layouts.head]}
     if groups:
-        entries.setdefault("dtype", str(groups[0].targets[0].dtype).removeprefix("torch."))
+        entries.setdefault("dtype", torch_name(groups[0].targets[0].dtype))
+    head = layouts.head or type(layouts.config).__name__
     said = f"these are weights of code that no library knows; {name_map.path} makes a {head} of them"
     finding = Finding("own-code", WARNING, said, "--mend writes it; --check FILE compares its logits with yours", True)
     changes = [*plain.changes, f"written as {head}, by {name_map.path}"]

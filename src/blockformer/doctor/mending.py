@@ -1,7 +1,6 @@
 """A whole checkpoint in the released layout, made of one that is not: written tensor by tensor, then read again."""
 
 import os
-from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from blockformer.conversion.composite import in_text
 from blockformer.conversion.model_tensors import stored_pairs
 from blockformer.conversion.remedies import plan_official
-from blockformer.conversion.rules.ties import check_tied
+from blockformer.conversion.rules.ties import are_same
 from blockformer.conversion.writing import CheckpointWeights
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import is_ours
@@ -28,8 +27,7 @@ from .adapters import WithAdapter
 from .checking import compared_logits
 from .diagnosing import diagnosis_of, examined
 from .examination import Examination
-from .finding import ERROR, Diagnosis
-from .layouts import Layouts
+from .finding import Diagnosis
 from .name_map import is_map
 from .options import Options
 from .own_tokenizers import write_own_tokenizer
@@ -103,7 +101,7 @@ def check_mendable(diagnosis: Diagnosis, done: str) -> None:
         ConversionError: lists what must be settled first.
     """
     if not diagnosis.is_mendable:
-        open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
+        open_ = [each for each in diagnosis.findings if each.is_open]
         lines = [f"{each.sentence}; {each.remedy}" if each.remedy else each.sentence for each in open_]
         raise ConversionError(f"{diagnosis.source}: not {done}; this must be settled first:{listed(lines)}")
 
@@ -127,7 +125,7 @@ def copy_side_files(found: Examination, folder: Path, choices: Options) -> list[
         elif name.endswith(CODE_FILES):
             left.append(name)
     said = [f"copied as they are: {', '.join(copied)}"] if copied else []
-    rows = None if found.layouts is None else rows_of(found.written.tensors, found.layouts)
+    rows = rows_of(found.written.tensors, found.layouts)
     said += write_own_tokenizer(checkpoint.folder, folder, rows, found.config, choices.tiktoken)
     return said + ([f"not copied, code of the folder: {', '.join(left)}"] if left else [])
 
@@ -138,17 +136,10 @@ def _verify(found: Examination, folder: Path, report_progress: Progress) -> None
     with Checkpoint(folder) as result:
         if not is_ours(result.config):
             with quiet():
-                plan_official(in_text(result), None if found.layouts is None else _name_of(found.layouts), None)
+                plan_official(in_text(result), None if found.layouts is None else found.layouts.family_name, None)
         done, total = 0, sum(info.nbytes for info in result.tensors.values())
         for name, info in result.tensors.items():
-            sides: dict[str, Callable] = {"written": result.parts, "meant": written.parts}
-            try:
-                check_tied(lambda side, name=name, sides=sides: sides[side](name), [("written", "meant")])
-            except ConversionError as error:
-                raise ConversionError(f"{folder}: {name} is not what was to be written") from error
+            if not are_same(result.parts(name), written.parts(name)):
+                raise ConversionError(f"{folder}: {name} is not what was to be written")
             done += info.nbytes
             report_progress("comparing", done, total)
-
-
-def _name_of(layouts: Layouts) -> str | None:
-    return None if layouts.family is None else layouts.family.name

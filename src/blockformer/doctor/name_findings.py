@@ -55,10 +55,10 @@ def wrong_shapes(groups: list[Group], released: Mapping[str, tuple[int, ...]]) -
     said = f"{counted(len(wrong), 'tensor')} {verb} that config.json contradicts:{listed(lines, 6)}"
     pairs = [(tuple(each.shape), tuple(released[each.name])) for each in wrong]
     names = tuple(each.name for each in wrong)
-    return [Finding("shapes", ERROR, said, of_shapes(pairs) or _of_sizes(wrong, released), names=names)]
+    return [Finding("shapes", ERROR, said, of_shapes(pairs) or _of_sizes(wrong), names=names)]
 
 
-def _of_sizes(wrong: list[Target], released: Mapping[str, tuple[int, ...]]) -> str:
+def _of_sizes(wrong: list[Target]) -> str:
     """What to do about shapes that show nothing by themselves."""
     rows = {each.name.rpartition(".")[0].rpartition(".")[2]: each.shape[0] for each in wrong if len(each.shape) == 2}
     if len(wrong) == 1 and any(part in name for name in rows for part in ("embed", "wte", "lm_head", "head")):

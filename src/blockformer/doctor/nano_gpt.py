@@ -4,9 +4,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from blockformer.conversion.rules.operations import Transpose
-from blockformer.conversion.rules.table import Rule
+from blockformer.conversion.rules.table import Rule, module_rules
+from blockformer.files.safetensors_io import torch_name
 
-from .own_code import Model, OwnCode, Settings, Tensors, dtype_of
+from .own_code import Model, OwnCode, Settings, Tensors
 
 LAYER = "transformer.h.{layer}."
 MATRICES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -28,19 +29,18 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         # The code knows no special tokens: GPT-2's, where its tokenizer is used.
         **dict.fromkeys(("bos_token_id", "eos_token_id"), 50256 if settings["vocab_size"] > 50256 else None),
         **{name: float(settings.get("dropout") or 0.0) for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")},
-        "dtype": dtype_of(tensors["transformer.wte.weight"]),
+        "dtype": torch_name(tensors["transformer.wte.weight"].dtype),
     }
 
 
 def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
-    same = ["transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"]
-    same += [f"{name}.{kind}" for name in ("transformer.ln_f", *(LAYER + each for each in NORMS)) for kind in KINDS]
-    same += [f"{LAYER}{name}.bias" for name in MATRICES]
-    turned = [Rule(f"{LAYER}{name}.weight", f"{LAYER}{name}.weight", Transpose()) for name in MATRICES]
-    return [*(Rule(name, name) for name in same), *turned]
+    same = ("transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head", *(LAYER + each for each in NORMS))
+    rules = module_rules({name: name for name in same})
+    for name in (LAYER + each for each in MATRICES):
+        rules += [Rule(f"{name}.bias", f"{name}.bias"), Rule(f"{name}.weight", f"{name}.weight", Transpose())]
+    return rules
 
 
-KINDS = ("weight", "bias")
 NANO_GPT = OwnCode(
     name="nanoGPT",
     shows=("transformer.wte.weight", "transformer.wpe.weight", "transformer.h.0.attn.c_attn.weight", "lm_head.weight"),

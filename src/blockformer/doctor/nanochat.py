@@ -11,8 +11,9 @@ from typing import Any
 
 from blockformer.conversion.rules.operations import Identity, LastFirst
 from blockformer.conversion.rules.table import Rule
+from blockformer.files.safetensors_io import torch_name
 
-from .own_code import Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
+from .own_code import Model, OwnCode, Settings, Tensors, refuse, said
 
 EMBEDDINGS, HEAD, LAYER = "transformer.wte.weight", "lm_head.weight", "transformer.h.{layer}."
 TURNED = {"attn.c_q": "self_attn.q_proj", "attn.c_k": "self_attn.k_proj"}
@@ -65,7 +66,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         **{theirs: settings[own] for own, theirs in SIZES.items()},
         "vocab_size": tensors[EMBEDDINGS].shape[0],
         "intermediate_size": tensors["transformer.h.0.mlp.c_fc.weight"].shape[0],
-        "dtype": dtype_of(tensors["transformer.h.0.attn.c_q.weight"]),
+        "dtype": torch_name(tensors["transformer.h.0.attn.c_q.weight"].dtype),
     }
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from blockformer.conversion.rules.groups import Group, Target
-from blockformer.conversion.rules.operations import Shape
 from blockformer.conversion.rules.table import Rule, RuleTable
 from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.errors import ConversionError, shown
@@ -24,6 +23,7 @@ from blockformer.files.regular import open_regular
 from blockformer.files.safetensors_io import HasHeader
 
 from .layouts import Layouts
+from .map_operations import Constant
 
 Settings = Mapping[str, Any]
 Tensors = Mapping[str, HasHeader]
@@ -157,7 +157,7 @@ class OwnCode:
         dtype = next(iter(made.values()), torch.float32)
         filled = {name: self.filling(name) for name in released if name not in made}
         return groups + [
-            Group((), (Target(name, dtype, released[name]),), Filled(released[name], value))
+            Group((), (Target(name, dtype, released[name]),), Constant(value, (released[name],)))
             for name, value in filled.items()
             if value is not None
         ]
@@ -169,12 +169,7 @@ class OwnCode:
 
 def model_of(layouts: Layouts) -> Model:
     """The model that layouts are of."""
-    return Model(None if layouts.family is None else layouts.family.name, layouts.config)
-
-
-def dtype_of(header: HasHeader) -> str:
-    """The entry of `config.json` for the dtype of the weights."""
-    return str(header.dtype).removeprefix("torch.")
+    return Model(layouts.family_name, layouts.config)
 
 
 def said(value: Any) -> str:
@@ -210,17 +205,3 @@ def _read(checkpoint: Checkpoint, path: Path, name: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConversionError(f"{path}: not YAML, or cut short; copy it again") from error
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A tensor of one number: a bias or a factor that a model does without."""
-
-    shape: Shape
-    value: float
-
-    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.full(self.shape, self.value)]
-
-    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        return [self.shape]

@@ -19,7 +19,8 @@ from blockformer.files.names import VOCABULARIES
 from blockformer.files.regular import open_regular
 from blockformer.files.tokenizer_bounds import MOST_BYTES
 
-from .rank_lists import byte_tokenizer, ranks_in, tokenizer_of_ranks
+from .around import special_tokens
+from .rank_lists import byte_tokenizer, fast_tokenizer, ranks_in, tokenizer_of_ranks
 from .stand_ins import StandIn, unpickled
 
 BEGIN = "<|bos|>"
@@ -88,11 +89,8 @@ def _keep(settings: Mapping[str, Any], made: PreTrainedTokenizerFast) -> None:
     """Keep the chat template and the special tokens of the settings that lie there."""
     if isinstance(settings.get("chat_template"), str):
         made.chat_template = settings["chat_template"]
-    for name in ("bos_token", "eos_token", "pad_token"):
-        token = settings.get(name)
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str) and token in made.get_vocab():
-            setattr(made, name, token)
+    for kind, (token, _) in special_tokens(made.get_vocab(), settings).items():
+        setattr(made, f"{kind}_token", token)
 
 
 def _of_tiktoken(path: Path) -> PreTrainedTokenizerFast:
@@ -109,8 +107,7 @@ def _of_tiktoken(path: Path) -> PreTrainedTokenizerFast:
             f"{path}: not an Encoding of tiktoken with its ranks; save it with pickle in its own code"
         )
     made = byte_tokenizer(ranks, pattern, {str(token): number for token, number in special.items()}, path)
-    named = {"bos_token": BEGIN} if BEGIN in special else {}
-    return PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False, **named)
+    return fast_tokenizer(made, bos_token=BEGIN if BEGIN in special else None)
 
 
 def _of_numbers(path: Path) -> PreTrainedTokenizerFast:
@@ -132,11 +129,7 @@ def _of_numbers(path: Path) -> PreTrainedTokenizerFast:
     made.normalizer = normalizers.Prepend(" ")
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        clean_up_tokenization_spaces=False,
-        **dict(zip(("unk_token", "bos_token", "eos_token"), special, strict=True)),
-    )
+    return fast_tokenizer(made, **dict(zip(("unk_token", "bos_token", "eos_token"), special, strict=True)))
 
 
 def _pieces(path: Path) -> Iterator[tuple[str, float]]:
@@ -169,7 +162,7 @@ def _of_letters(path: Path) -> PreTrainedTokenizerFast:
     made = Tokenizer(models.WordLevel(vocab=ids))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     made.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False)
+    return fast_tokenizer(made)
 
 
 def _pickle(path: Path) -> StandIn | Any:

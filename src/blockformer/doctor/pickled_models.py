@@ -15,14 +15,13 @@ from blockformer.files.regular import open_regular
 from blockformer.files.safetensors_io import TensorInfo
 
 from .finding import ERROR, WARNING, Finding
-from .rank_files import contents_of, header_of
-from .stand_ins import StandIn, name_of
+from .rank_files import contents_of, header_of, is_tensor
+from .stand_ins import StandIn
 
 FEWEST = 4
 """Tensors of the smallest state dict; an optimizer keeps two or three for each weight."""
 DEEPEST = 4
 """Keys that lead to a state dict, at most."""
-TENSORS = ("_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_parameter_with_state")
 OPTIMIZER = {"state", "param_groups"}
 
 
@@ -67,7 +66,8 @@ def read_pickled_model(path: Path, key: str | None) -> PickledModel | None:
     else:
         return _without_names(loaded)
     infos = [header_of(name, each, path, places) for name, each in found[chosen].items()]
-    extras = {str(name): each for name, each in loaded.items() if isinstance(each, dict)} if _is_dict(loaded) else {}
+    entries = loaded.items() if isinstance(loaded, dict) else ()
+    extras = {str(name): each for name, each in entries if isinstance(each, dict)}
     return PickledModel(infos, _findings(loaded, chosen), extras)
 
 
@@ -86,34 +86,26 @@ def _state_dicts(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[
     tensors = dict(_tensors(value))
     if len(tensors) >= FEWEST and any("." in name for name in tensors):
         yield ".".join(keys), tensors
-    elif _is_dict(value) and len(keys) < DEEPEST and not {*map(str, value)} >= OPTIMIZER:
+    elif isinstance(value, dict) and len(keys) < DEEPEST and not {*map(str, value)} >= OPTIMIZER:
         for key, each in value.items():
             yield from _state_dicts(each, (*keys, str(key)))
 
 
 def _tensors(value: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, StandIn]]:
     """The tensors of a state dict, or of a module and of those in it, by their names."""
-    if _is_dict(value):
-        yield from ((str(name), each) for name, each in value.items() if _is_tensor(each))
+    if isinstance(value, dict):
+        yield from ((str(name), each) for name, each in value.items() if is_tensor(each))
     elif _is_module(value) and depth < 100:
         transient = value.state.get("_non_persistent_buffers_set")
         passing = transient.arguments[0] if isinstance(transient, StandIn) and transient.arguments else ()
         for kind in ("_parameters", "_buffers"):
             own = value.state.get(kind)
-            for name, each in own.items() if _is_dict(own) else ():
-                if _is_tensor(each) and name not in passing:
+            for name, each in own.items() if isinstance(own, dict) else ():
+                if is_tensor(each) and name not in passing:
                     yield f"{prefix}{name}", each
         inner = value.state.get("_modules")
-        for name, each in inner.items() if _is_dict(inner) else ():
+        for name, each in inner.items() if isinstance(inner, dict) else ():
             yield from _tensors(each, f"{prefix}{name}.", depth + 1)
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, StandIn) and name_of(value) in TENSORS
 
 
 def _is_module(value: Any) -> bool:
@@ -128,7 +120,7 @@ def _findings(loaded: Any, chosen: str) -> list[Finding]:
     """How the model lies in its file."""
     value = loaded
     for key in chosen.split(".") if chosen else ():
-        value = next(each for name, each in value.items() if str(name) == key) if _is_dict(value) else value
+        value = next(each for name, each in value.items() if str(name) == key) if isinstance(value, dict) else value
     fix = "save its state dict; --mend writes the tensors as safetensors"
     if _is_module(value):
         said = f"the file holds a whole model, pickled with its class ({shown(value.name)}); nothing of it was run"
@@ -139,7 +131,7 @@ def _findings(loaded: Any, chosen: str) -> list[Finding]:
         fix = "save only them: --mend writes them as safetensors"
     else:
         said = "the pickled file holds more than tensors"
-    objects = sorted({each.name for each in _objects(loaded) if not _is_tensor(each)})
+    objects = sorted({each.name for each in _objects(loaded) if not is_tensor(each)})
     if objects:
         said += f"; it has objects too ({', '.join(map(shown, objects[:3]))}), and nothing of it was run"
     return [Finding("key", WARNING, said, fix, True)]
@@ -155,12 +147,12 @@ def _objects(value: Any, depth: int = 0) -> Iterator[StandIn]:
 
 def _without_names(loaded: Any) -> PickledModel | None:
     """What a file is that has no state dict."""
-    if not _is_dict(loaded):
+    if not isinstance(loaded, dict):
         return None
     if {*map(str, loaded)} >= OPTIMIZER:
         said = "the file holds the state of an optimizer, and no model"
         return PickledModel([], [Finding("no-weights", ERROR, said, "name the file with the model")])
-    lists = [str(name) for name, each in loaded.items() if isinstance(each, list) and sum(map(_is_tensor, each))]
+    lists = [str(name) for name, each in loaded.items() if isinstance(each, list) and sum(map(is_tensor, each))]
     if lists:
         said = f"its tensors are a list under {shown(lists[0])}, without names, as averages of weights often are"
         fix = "put them into the model with the code that made the file (copy_to), and save the model"

@@ -97,4 +97,4 @@ def pieced(name: str, dtype: torch.dtype, shape: tuple[int, ...], pieces: Iterab
             f"{shown(name)}: its parts hold {covered} of {whole} elements: parts of some processes are missing"
         )
     first = parts[0].info.file if parts else Path(os.devnull)
-    return Pieced(TensorInfo(name, dtype, shape, first, whole * dtype.itemsize), parts)
+    return Pieced(TensorInfo(name, dtype, shape, first), parts)

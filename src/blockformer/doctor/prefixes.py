@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from blockformer.files.errors import shown
-from blockformer.files.names import PARALLEL, PEFT, WRAPPERS
+from blockformer.files.names import OF_PARALLEL, PARALLEL, PEFT, WRAPPERS
 
 from .finding import ERROR, Finding
 
 OF = {
-    f"{PARALLEL}.": "DistributedDataParallel or DeepSpeed",
+    f"{PARALLEL}.": OF_PARALLEL,
     PEFT: "PEFT",
     "pretrained_model.": "TRL's model with a value head",
     "model.": "a class around the model, such as a LightningModule,",

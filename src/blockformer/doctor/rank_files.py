@@ -30,6 +30,8 @@ STORAGES = {
     "IntStorage": torch.int32,
     "BoolStorage": torch.bool,
 }
+TENSORS = ("_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_parameter_with_state")
+"""Functions that torch pickles in place of tensors and parameters."""
 CONSOLIDATE = (
     "save the whole model with torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
     "options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
@@ -77,8 +79,7 @@ def read_rank_files(paths: list[Path]) -> dict[str, Pieced]:
     if {*range(world_size(paths[0]) or len(paths))} - {int(match["rank"]) for match in matches}:
         raise CheckpointError("; ".join(shard_said(matches, paths[0].parent)))
     of_ranks = [read_shards(path) for path in paths]
-    names = {tuple(shards) for shards in of_ranks}
-    if len({frozenset(each) for each in names}) > 1:
+    if len({frozenset(shards) for shards in of_ranks}) > 1:
         raise CheckpointError(f"{paths[0].parent}: the processes' files do not have the same tensors")
     return {name: _joined(name, [shards[name] for shards in of_ranks]) for name in of_ranks[0]}
 
@@ -169,6 +170,11 @@ def _shard(name: str, value: Any, path: Path, places: dict[str, tuple[int, int]]
     return Shard(header_of(name, state["_local_tensor"], path, places), shape, dims[0] if dims else None)
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether it stands for a plain tensor or a parameter, as `header_of` reads them."""
+    return isinstance(value, StandIn) and name_of(value) in TENSORS
+
+
 def header_of(name: str, value: Any, path: Path, places: dict[str, tuple[int, int]]) -> TensorInfo:
     """The header of plain data: `_rebuild_tensor_v2(storage, offset, shape, strides, ...)`."""
     if name_of(value).startswith("_rebuild_parameter"):
@@ -184,8 +190,7 @@ def header_of(name: str, value: Any, path: Path, places: dict[str, tuple[int, in
     if type(offset) is not int or (all(shape) and (offset + last + 1) * dtype.itemsize > size):
         raise CheckpointError(f"{path}: {shown(name)} is larger than its stored data; copy the file again")
     plain = _row_by_row(shape) == strides or not all(shape)
-    nbytes = torch.Size(shape).numel() * dtype.itemsize
-    return TensorInfo(name, dtype, shape, path, nbytes, begin + offset * dtype.itemsize, None if plain else strides)
+    return TensorInfo(name, dtype, shape, path, begin + offset * dtype.itemsize, None if plain else strides)
 
 
 def _row_by_row(shape: tuple[int, ...]) -> tuple[int, ...]:

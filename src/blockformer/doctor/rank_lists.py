@@ -142,7 +142,7 @@ def tokenizer_of_ranks(path: Path, asked: str | None, entries: Mapping[str, Any]
         made.post_processor = processors.TemplateProcessing(
             single=f"{kind.bos} $A", pair=f"{kind.bos} $A {kind.bos}:1 $B:1", special_tokens=first
         )
-    return _fast(made, bos_token=kind.bos, eos_token=_end(entries, special) or kind.eos)
+    return fast_tokenizer(made, bos_token=kind.bos, eos_token=_end(entries, special) or kind.eos)
 
 
 def _end(entries: Mapping[str, Any], special: Mapping[str, int]) -> str | None:
@@ -165,10 +165,11 @@ def _of_file(path: Path, ranks: Mapping[bytes, int], file: str) -> PreTrainedTok
     named = {name: content.get(name) for name in ("bos_token", "eos_token")}
     if strange := [each for each in named.values() if each is not None and each not in special]:
         raise ConversionError(f"{file}: {shown(strange[0])} is not one of its special_tokens")
-    return _fast(byte_tokenizer(ranks, pattern, special, path), **named)
+    return fast_tokenizer(byte_tokenizer(ranks, pattern, special, path), **named)
 
 
-def _fast(made: Tokenizer, **named: str | None) -> PreTrainedTokenizerFast:
+def fast_tokenizer(made: Tokenizer, **named: str | None) -> PreTrainedTokenizerFast:
+    """A tokenizer for transformers, with special tokens by name where there are some."""
     there = {name: token for name, token in named.items() if token}
     return PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=False, **there)
 

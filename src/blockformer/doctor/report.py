@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from .finding import ERROR, Diagnosis, Finding
+from .finding import Diagnosis, Finding
 
 LONGEST = 12
 """Findings that are shown in full; of further ones only the sentence."""
@@ -20,14 +20,14 @@ def lines_of(diagnosis: Diagnosis, target: str | None = None) -> Iterator[str]:
     yield f"{diagnosis.source}: {diagnosis.what}"
     for number, each in enumerate(diagnosis.findings):
         yield from _of_finding(each, is_short=number >= LONGEST)
-    open_ = [each for each in diagnosis.findings if each.severity == ERROR and not each.is_mended]
     if target is not None:
         yield f"written: {target}"
         yield from (f"    {change}" for change in diagnosis.changes)
     elif diagnosis.is_healthy:
         yield "healthy: names, shapes and settings match the released layout"
     elif not diagnosis.is_mendable:
-        is_asked = any(option in each.remedy for each in open_ for option in ASKED)
+        remedies = [each.remedy for each in diagnosis.findings if each.is_open]
+        is_asked = any(option in remedy for remedy in remedies for option in ASKED)
         yield "not mendable as it is" + (": the options above say what the tensors do not show" if is_asked else "")
     elif not diagnosis.changes and not any(each.is_mended for each in diagnosis.findings):
         yield "nothing for --mend to change: names and shapes match the released layout"

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from blockformer.files.finite import nonfinite
-from blockformer.files.progress import Progress, silent
+from blockformer.files.progress import Progress
+from blockformer.files.quantized import PLAIN
 from blockformer.files.safetensors_io import TensorInfo
 
 SMALLEST = 4096
@@ -53,16 +54,16 @@ class Values:
 def values_of(
     tensors: Mapping[str, TensorInfo],
     parts: Callable[[str], Iterator[Tensor]],
-    others: Callable[[str], Iterator[Tensor]] | None = None,
-    comparable: Collection[str] = (),
-    progress: Progress = silent,
+    others: Callable[[str], Iterator[Tensor]] | None,
+    comparable: Collection[str],
+    progress: Progress,
 ) -> dict[str, Values]:
     """Name -> what its numbers are.
 
     Args:
         tensors: name -> header of the tensors to look at.
         parts: name -> its elements in order, flat, in parts.
-        others: the same of another checkpoint.
+        others: the same of another checkpoint, if there is one.
         comparable: names of tensors that both have, of one shape and dtype.
         progress: receives progress reports.
     """
@@ -121,7 +122,7 @@ def is_matrix(info: TensorInfo) -> bool:
     """Whether a tensor is large enough to tell a draw from trained weights."""
     sides = info.shape[-2:]
     is_large = len(sides) == 2 and min(sides) >= SMALLEST_SIDE and math.prod(info.shape) >= SMALLEST
-    return is_large and info.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+    return is_large and info.dtype in PLAIN
 
 
 def _whole_rows(part: Tensor, begin: int, width: int) -> Tensor:

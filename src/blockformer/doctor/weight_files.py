@@ -1,28 +1,31 @@
 """Which files of a folder hold its weights, and what kind of folder that makes it, by their names only."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 from blockformer.files.container_kinds import MEGATRON
-from blockformer.files.containers import ADAPTERS as ADAPTER_FILES
 from blockformer.files.containers import (
+    ADAPTER_WEIGHTS,
+    ADAPTERS,
     NOT_WEIGHTS,
     NUMBERED,
     UNFINISHED,
     adapter_said,
     container_of,
     folders_with_weights,
+    misnamed,
+    not_finished,
     numbered_files,
     of_another_index,
     ranks_of,
     shard_said,
+    some,
     without_model,
 )
-from blockformer.files.errors import CheckpointError, ConversionError, shown
-from blockformer.files.names import PICKLED_SUFFIXES, VOCABULARIES, WEIGHT_FILES, WEIGHTS, weight_map
+from blockformer.files.errors import CheckpointError, ConversionError
+from blockformer.files.names import PICKLED_SUFFIXES, VOCABULARIES, WEIGHT_FILES, WEIGHT_NAMES, WEIGHTS, weight_map
 
 from .distributed import METADATA
 from .finding import ERROR, NOTE, WARNING, Finding
@@ -33,7 +36,6 @@ ADAPTER = "a LoRA adapter"
 DISTRIBUTED = "a distributed checkpoint (DCP)"
 RANKS = "FSDP shards"
 ZERO = "the parts of DeepSpeed ZeRO"
-ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 @dataclass
@@ -72,7 +74,7 @@ def weights_in(source: Path) -> Weights:
         raise ConversionError(f"{source}: {what}")
     if ranks := ranks_of([source.name]):
         return Weights(RANKS, [], [Finding("fsdp-shard", ERROR, *shard_said(ranks, source.parent))])
-    kind = ADAPTER if source.name in ADAPTERS else f"one {_format(source)} file"
+    kind = ADAPTER if source.name in ADAPTER_WEIGHTS else f"one {_format(source)} file"
     return Weights(kind, [source], _adapter_finding(source.parent) if kind == ADAPTER else [])
 
 
@@ -83,7 +85,7 @@ def _in_folder(folder: Path) -> Weights:
             return Weights(f"one {_format(folder / single)} file", [folder / single])
         if index in names:
             return _of_index(folder, index)
-    for name in ADAPTERS:
+    for name in ADAPTER_WEIGHTS:
         if name in names:
             return Weights(ADAPTER, [folder / name], _adapter_finding(folder))
     if "adapter_config.json" in names and not any(name.endswith(WEIGHT_FILES) for name in names):
@@ -129,7 +131,7 @@ def _of_index(folder: Path, index: str) -> Weights:
     if missing:
         lost = sum(file in missing for file in places.values())
         said = f"{len(missing)} of {len(files)} weight files are missing, with {lost} of {len(places)} tensors"
-        findings = [Finding("shards", ERROR, said, f"copy or download {_some(missing)}", names=tuple(missing))]
+        findings = [Finding("shards", ERROR, said, f"copy or download {some(missing)}", names=tuple(missing))]
     return Weights(kind, [folder / name for name in files if name not in missing], findings, places)
 
 
@@ -152,20 +154,18 @@ def _unusual(folder: Path, names: list[str]) -> Weights:
     found = safe or [name for name in pickles if not (folder / name).is_dir()]
     if not found:
         return Weights()
-    if len({match.groups() if (match := NUMBERED.fullmatch(name)) else name for name in found}) == 1 and (
-        NUMBERED.fullmatch(found[0])
-    ):
+    saves = {match.groups() for name in found if (match := NUMBERED.fullmatch(name))}
+    if len(saves) == 1 and all(map(NUMBERED.fullmatch, found)):
         return _of_numbered(folder, found)
-    if len({match.groups() for name in found if (match := NUMBERED.fullmatch(name))}) > 1:
-        said = f"there are files of several saves, {_some(found)}, and no index says which belong together"
+    if len(saves) > 1:
+        said = f"there are files of several saves, {some(found)}, and no index says which belong together"
         return Weights(
             "several weight files", [], [Finding("several", ERROR, said, "move the files of the others away")]
         )
     if len(found) > 1:
-        said = f"there are several files with weights, {_some(found)}, and no library looks for any of these names"
+        said = f"there are several files with weights, {some(found)}, and no library looks for any of these names"
         return Weights("several weight files", [], [Finding("several", ERROR, said, "name the file, not the folder")])
-    said = f"the weights are called {shown(found[0])}, and libraries look for {WEIGHTS[0][0]}"
-    findings = [Finding("name", WARNING, said, "--mend writes them under that name", is_mended=True)]
+    findings = [Finding("name", WARNING, misnamed(found[0]), "--mend writes them under that name", is_mended=True)]
     return Weights(f"one {_format(folder / found[0])} file", [folder / found[0]], findings)
 
 
@@ -173,7 +173,7 @@ def _extras(folder: Path, found: Weights) -> list[Finding]:
     """What lies next to the weights and changes what a library reads."""
     names = sorted(path.name for path in folder.iterdir())
     findings = []
-    if found.kind != ADAPTER and found.files and {*ADAPTER_FILES} & {*names}:
+    if found.kind != ADAPTER and found.files and {*ADAPTERS} & {*names}:
         findings += _adapter_finding(folder, "adapter-and-weights")
     kinds = [pair for pair in WEIGHTS if {*pair} & {*names}]
     if len(kinds) > 1:
@@ -196,18 +196,17 @@ def _beside(folder: Path, names: list[str], found: Weights) -> list[Finding]:
     """Other weights next to the ones that are read."""
     findings = []
     if inner := folders_with_weights(folder):
-        where = f"the subfolder{'s' * (len(inner) > 1)} {_some(inner)}"
+        where = f"the subfolder{'s' * (len(inner) > 1)} {some(inner)}"
         said = f"{where} hold{'s' * (len(inner) == 1)} a model too; libraries read the one at the top"
         findings.append(Finding("subfolder", NOTE, said, f"for that one, subfolder={inner[0]!r}"))
     read = {path.name for path in found.files}
     unfinished = [name for name in names if UNFINISHED.fullmatch(name)]
     if cut := [name for name in unfinished if name.rpartition(".")[0] in read]:
-        said = f"the download of {shown(cut[0].rpartition('.')[0])} was not finished: {shown(cut[0])} is there"
-        findings.append(Finding("download", ERROR, said, "download it again", names=tuple(cut)))
-    known = {name for pair in WEIGHTS for name in pair}
-    others = [name for name in names if name.endswith(".safetensors") and name not in read | known | {*ADAPTERS}]
+        findings.append(Finding("download", ERROR, not_finished(cut[0]), "download it again", names=tuple(cut)))
+    known = {*WEIGHT_NAMES}
+    others = [name for name in names if name.endswith(".safetensors") and name not in read | known | {*ADAPTER_WEIGHTS}]
     if (others and found.places is not None) or (read & known and others):
-        said = f"{_some(others)} hold{'s' * (len(others) == 1)} weights too, and transformers does not read them"
+        said = f"{some(others)} hold{'s' * (len(others) == 1)} weights too, and transformers does not read them"
         fix = "a server that reads every file of a folder takes them for a part of the model: move them away"
         findings.append(Finding("other-weights", NOTE, said, fix, names=tuple(others)))
     return findings
@@ -247,9 +246,3 @@ def _adapter_finding(folder: Path, kind: str = "adapter") -> list[Finding]:
 
 def _format(path: Path) -> str:
     return "safetensors" if path.name.startswith("model.safe") or path.suffix == ".safetensors" else "pickled"
-
-
-def _some(names: Iterable[str], limit: int = 4) -> str:
-    known = list(names)
-    more = f" and {len(known) - limit} more" if len(known) > limit else ""
-    return ", ".join(map(shown, known[:limit])) + more

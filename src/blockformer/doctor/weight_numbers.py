@@ -8,18 +8,17 @@ import torch
 import transformers
 
 from blockformer.conversion.families.names import HEAD_ONLY
-from blockformer.conversion.rules.ties import check_tied
+from blockformer.conversion.rules.ties import are_same
 from blockformer.files.checkpoint import Checkpoint
-from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.errors import listed, shown
 from blockformer.files.progress import Progress
-from blockformer.files.quantized import EIGHT_BITS, quantized_entries
-from blockformer.files.safetensors_io import TensorInfo
+from blockformer.files.quantized import EIGHT_BITS, PLAIN, quantized_entries
+from blockformer.files.safetensors_io import TensorInfo, torch_name
 
 from .finding import ERROR, NOTE, WARNING, Finding, are, counted
 from .layouts import Layouts
 from .values import Values, values_of
 
-PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KEPT_WIDE = (
     "e_score_correction_bias",
     ".expert_bias",
@@ -34,9 +33,9 @@ KEPT_WIDE = (
 
 def kept_wide(layouts: Layouts | None) -> set[str]:
     """Published names of the tensors that the official class keeps in float32 when it is loaded in 16 bits."""
-    if layouts is None or layouts.variant is None:
+    if layouts is None or layouts.head is None:
         return set()
-    official = getattr(transformers, layouts.variant.head, None)
+    official = getattr(transformers, layouts.head, None)
     lists = (getattr(official, f"_keep_in_fp32_modules{end}", None) for end in ("", "_strict"))
     parts = {part for each in lists for part in each or ()}
 
@@ -46,9 +45,7 @@ def kept_wide(layouts: Layouts | None) -> set[str]:
     return {name for name, others in layouts.names_in_class.items() if any(map(is_kept, others))}
 
 
-def of_dtypes(
-    tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any], kept: Collection[str] = ()
-) -> list[Finding]:
+def of_dtypes(tensors: Mapping[str, TensorInfo], entries: Mapping[str, Any], kept: Collection[str]) -> list[Finding]:
     """Where dtypes are mixed, or `config.json` says another one.
 
     Args:
@@ -67,7 +64,7 @@ def of_dtypes(
     counts = Counter(plain.values()).most_common()
     findings = []
     if counts[1:]:
-        kinds = ", ".join(f"{number} {_name(kind)}" for kind, number in counts)
+        kinds = ", ".join(f"{number} {torch_name(kind)}" for kind, number in counts)
         few = next(name for name, kind in plain.items() if kind is counts[-1][0])
         said = f"the dtypes of tensors are mixed: {kinds} ({shown(few)})"
         findings.append(
@@ -75,12 +72,12 @@ def of_dtypes(
         )
     eight = [name for name, info in tensors.items() if info.dtype in EIGHT_BITS and info.dtype.is_floating_point]
     if eight:
-        kind = _name(tensors[eight[0]].dtype)
+        kind = torch_name(tensors[eight[0]].dtype)
         said = f"{counted(len(eight), 'weight')} {are(eight)} {kind} without a scale ({shown(eight[0])})"
         fix = "a cast to 8 bits rounds every number to 2 or 3 binary digits: take the weights from before it"
         findings.append(Finding("dtypes", WARNING, said, fix, names=tuple(eight[:3])))
     said_dtype = entries.get("dtype") or entries.get("torch_dtype")
-    most = _name(counts[0][0]) if counts else None
+    most = torch_name(counts[0][0]) if counts else None
     if said_dtype is not None and most is not None and said_dtype != most:
         text = f"config.json says {said_dtype}, and most weights are {most}: transformers loads them as {said_dtype}"
         fix = f"write the dtype that is meant, --set dtype={most}, or cast the weights, --dtype {said_dtype}"
@@ -88,20 +85,18 @@ def of_dtypes(
     return findings
 
 
-def of_ties(written: Checkpoint, layouts: Layouts, entries: Mapping[str, Any]) -> list[Finding]:
+def of_ties(written: Checkpoint, layouts: Layouts) -> list[Finding]:
     """Whether tied tensors are stored twice, and are equal."""
     pairs = [pair for pair in layouts.tied.items() if {*pair} <= {*written.tensors}]
     findings = []
     for name, source in pairs:
-        try:
-            check_tied(written.parts, [(name, source)])
-        except ConversionError:
+        if are_same(written.parts(name), written.parts(source)):
+            said = f"{shown(name)} and {shown(source)} are tied and stored twice; they are equal"
+            findings.append(Finding("tied", NOTE, said, names=(name, source)))
+        else:
             said = f"{shown(name)} and {shown(source)} are tied by config.json, and they differ"
             fix = f"keep one, --drop {name} or --drop {source}; or both, --set tie_word_embeddings=false"
             findings.append(Finding("tied", ERROR, said, fix, names=(name, source)))
-        else:
-            said = f"{shown(name)} and {shown(source)} are tied and stored twice; they are equal"
-            findings.append(Finding("tied", NOTE, said, names=(name, source)))
     if layouts.variant is not None and HEAD_ONLY in layouts.variant.traits:
         said = "the head is stored in place of the embeddings that it is tied to"
         findings.append(Finding("tied", NOTE, said, "transformers reads either"))
@@ -113,8 +108,8 @@ def of_numbers(
     other: Checkpoint | None,
     title: str,
     progress: Progress,
-    unread: Collection[str] = (),
-) -> tuple[list[Finding], dict[str, Values]]:
+    unread: Collection[str],
+) -> list[Finding]:
     """What the numbers of a checkpoint say, compared with another checkpoint if there is one.
 
     Args:
@@ -138,7 +133,7 @@ def of_numbers(
         *_broken(values, infos, unread),
         *_untrained(values, unread),
         *_unchanged(values, title),
-    ], values
+    ]
 
 
 def _misread(values: Mapping[str, Values], infos: Mapping[str, TensorInfo]) -> list[Finding]:
@@ -209,7 +204,3 @@ def rows_of(tensors: Mapping[str, TensorInfo], layouts: Layouts | None) -> int |
     """The rows of the embeddings: of the tensor that has as many rows as the model's vocabulary."""
     size = getattr(layouts.config, "vocab_size", None) if layouts is not None else None
     return size if any(info.shape[:1] == (size,) for info in tensors.values()) else None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from blockformer.conversion.rules.operations import Chain, DeinterleaveRotary, Identity, Shape, Split
-from blockformer.conversion.rules.table import Rule
+from blockformer.conversion.rules.table import Rule, module_rules
 from blockformer.files.errors import ConversionError, shown
+from blockformer.files.safetensors_io import torch_name
 from blockformer.model.rotary import rotary_size
 
-from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, dtype_of, refuse, said
+from .own_code import CONFIG, Model, OwnCode, Settings, Tensors, refuse, said
 
 EMBEDDINGS, POSITIONS, HEAD = "token_emb.emb.weight", "pos_emb.emb.weight", "to_logits.weight"
 LAYERS, FREQUENCIES = "attn_layers.layers.", "attn_layers.rotary_pos_emb.inv_freq"
@@ -137,7 +138,7 @@ def _entries(settings: Settings, tensors: Tensors) -> dict[str, Any]:
         "gated_mlp": is_gated,
         "mlp_bias": f"{first.removesuffix('weight')}bias" in tensors,
         "tie_word_embeddings": is_tied,
-        "dtype": dtype_of(tensors[EMBEDDINGS]),
+        "dtype": torch_name(tensors[EMBEDDINGS].dtype),
         **{name: value for name, value in settings.items() if name not in ROTATION},
         **({"max_position_embeddings": tensors[POSITIONS].shape[0]} if has_table else {}),
         **({**{name: settings[name] for name in ROTATION}, "rope_parameters": rope} if has_rotation else {}),
@@ -176,13 +177,12 @@ def _rules(model: Model, names: Collection[str]) -> Sequence[Rule]:
             Rule(f"{attention}.1.to_v.weight", f"{ours}self_attn.v_proj.weight"),
             Rule(f"{attention}.1.to_out.weight", f"{ours}self_attn.o_proj.weight", ByGroup(1, *heads)),
         ]
-        for kind in ("weight", "bias"):
-            rules.append(Rule(f"{network}{OUTER}.{kind}", f"{ours}mlp.down_proj.{kind}"))
-            if config.gated_mlp:
-                both = (f"{ours}mlp.up_proj.{kind}", f"{ours}mlp.gate_proj.{kind}")
-                rules.append(Rule(f"{network}{GATED}.{kind}", both, Split(0, (config.intermediate_size,) * 2)))
-            else:
-                rules.append(Rule(f"{network}{PLAIN}.{kind}", f"{ours}mlp.up_proj.{kind}"))
+        rules += module_rules({f"{network}{OUTER}": f"{ours}mlp.down_proj"})
+        if config.gated_mlp:
+            both = (f"{ours}mlp.up_proj", f"{ours}mlp.gate_proj")
+            rules += module_rules({f"{network}{GATED}": both}, Split(0, (config.intermediate_size,) * 2))
+        else:
+            rules += module_rules({f"{network}{PLAIN}": f"{ours}mlp.up_proj"})
     return rules
 
 

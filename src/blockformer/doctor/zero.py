@@ -19,17 +19,16 @@ import torch
 from torch import Tensor
 
 from blockformer.files.container_kinds import ZERO_REMEDY
+from blockformer.files.containers import latest_step
 from blockformer.files.errors import CheckpointError, shown
-from blockformer.files.regular import open_regular
 from blockformer.files.safetensors_io import TensorInfo
 
 from .pieces import Piece
-from .rank_files import contents_of, header_of
-from .stand_ins import StandIn, name_of, numbers
+from .rank_files import contents_of, header_of, is_tensor
+from .stand_ins import numbers
 
 OPTIMIZER = re.compile(r"((bf16|fp16)_)?zero_pp_rank_(?P<rank>\d+)_mp_rank_00_optim_states\.pt")
 MODEL = re.compile(r"(zero_pp_rank_(?P<rank>\d+)_)?mp_rank_00_model_states\.pt")
-LATEST = "latest"
 ELSEWHERE = ("autoep_layers", "ds_autoep_layers")
 """Entries of checkpoints whose experts lie in another way."""
 
@@ -68,10 +67,8 @@ def zero_folder(folder: Path) -> Path | None:
     if _has_parts(folder):
         return folder
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and _has_parts(path))
-    if (folder / LATEST).is_file():
-        with open_regular(folder / LATEST) as file:
-            tag = file.read(300).decode("utf-8", "replace").strip()
-        inner = [path for path in inner if path.name == tag] or inner
+    tag = latest_step(folder)
+    inner = [path for path in inner if path.name == tag] or inner
     if len(inner) > 1:
         names = ", ".join(shown(path.name) for path in inner[:6])
         raise CheckpointError(f"{folder}: DeepSpeed checkpoints of several steps, {names}; name the folder of one")
@@ -175,7 +172,7 @@ class _Model:
     def tensors(self, key: str) -> Iterator[tuple[str, TensorInfo]]:
         """The plain tensors under a key."""
         for name, each in self._dict(key).items():
-            if isinstance(each, StandIn) and name_of(each) in ("_rebuild_tensor_v2", "_rebuild_parameter"):
+            if is_tensor(each):
                 yield str(name), header_of(str(name), each, self.path, self.places)
 
 
@@ -237,26 +234,22 @@ def _cut(vectors: Sequence[TensorInfo], begin: int, count: int) -> Iterator[Tens
         first, last = max(begin, start), min(begin + count, start + size)
         if first < last:
             place = each.offset + (first - start) * each.dtype.itemsize
-            yield TensorInfo(
-                each.name, each.dtype, (last - first,), each.file, (last - first) * each.dtype.itemsize, place
-            )
+            yield TensorInfo(each.name, each.dtype, (last - first,), each.file, place)
         start += size
 
 
 def _flat(name: str, shape: tuple[int, ...], pieces: Sequence[TensorInfo]) -> Flat:
-    count = math.prod(shape)
-    if sum(math.prod(each.shape) for each in pieces) < count or len({each.dtype for each in pieces}) > 1:
+    if sum(math.prod(each.shape) for each in pieces) < math.prod(shape) or len({each.dtype for each in pieces}) > 1:
         raise CheckpointError(f"{shown(name)}: its parts do not hold {list(shape)} elements of one dtype")
     dtype = pieces[0].dtype if pieces else torch.float32
     file = pieces[0].file if pieces else Path()
-    return Flat(TensorInfo(name, dtype, shape, file, count * dtype.itemsize), tuple(pieces))
+    return Flat(TensorInfo(name, dtype, shape, file), tuple(pieces))
 
 
 def _whole(name: str, info: TensorInfo, wide: torch.dtype | None = None) -> Flat:
     """A tensor of one piece; numbers in 16 bits become `wide`, if that is set."""
     dtype = wide if wide is not None and info.dtype.is_floating_point else info.dtype
-    nbytes = math.prod(info.shape) * dtype.itemsize
-    return Flat(TensorInfo(name, dtype, info.shape, info.file, nbytes), (info,))
+    return Flat(TensorInfo(name, dtype, info.shape, info.file), (info,))
 
 
 def _refused(place: Path, why: str) -> CheckpointError:

@@ -25,7 +25,7 @@ from .earlier_names import present_name
 from .errors import CheckpointError, ConversionError, listed, memory_errors, shown
 from .json_files import read_json
 from .model_place import AROUND, model_elsewhere
-from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
+from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHT_NAMES, WEIGHTS, of_a_wrapper, roots_of, weight_map
 from .quantized import FIELDS, OUR_BITS, packed_by_mlx
 from .regular import open_regular
 from .safetensors_io import TensorInfo, read_header, read_parts, read_tensor
@@ -187,7 +187,7 @@ class Checkpoint:
 
     def _other_weights(self) -> str:
         """How to read the weights that the folder has, where the chosen ones are missing; "" if it has none."""
-        plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
+        plain = [name for name in WEIGHT_NAMES if os.path.lexists(self.folder / name)]
         if plain:
             return f"; leave out variant and use_safetensors to read {plain[0]}"
         found = (VARIANT.fullmatch(path.name) for path in sorted(self.folder.iterdir()))

@@ -12,7 +12,8 @@ from .model_place import is_of_model
 from .names import INDEX, PICKLED_SUFFIXES, WEIGHT_FILES, WEIGHT_NAMES, WEIGHTS, has_weights
 from .regular import open_regular
 
-ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+ADAPTERS = ("adapter_config.json", *ADAPTER_WEIGHTS)
 NEVER_MERGED = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
 """Kinds of adapters that are read as tokens or states, and not added to weights."""
 RANK = re.compile(r"(?P<start>.*?)(world_size_(?P<world>\d+)_)?rank[_-]?(?P<rank>\d+)(?P<end>\.(pt|pth|bin|ckpt))")
@@ -86,12 +87,11 @@ def without_model(folder: Path, names: Collection[str]) -> tuple[str, str] | Non
         said = f"the weights lie in {_listed(safe)} without {WEIGHTS[0][1]}, by which libraries find them"
         return said, f"blockformer doctor {folder} says what they are"
     if weights:
-        said = f"the weights are called {shown(weights[0])}, and libraries look for {WEIGHTS[0][0]}"
-        return said, f"blockformer doctor {folder / weights[0]} says what they are"
+        return misnamed(weights[0]), f"blockformer doctor {folder / weights[0]} says what they are"
     if unfinished := [name for name in names if UNFINISHED.fullmatch(name)]:
         said = f"a download was not finished, or a file was split ({shown(unfinished[0])})"
         return said, "download it again; cat joins the parts of a file that was split"
-    if (tag := _lost_step(folder, names)) is not None:
+    if (tag := _lost_step(folder)) is not None:
         said = f"the file 'latest' names {shown(tag)}, which is not there: these are the rest of a run of DeepSpeed"
         return said, f"copy {shown(tag)} too, or name a checkpoint that has its weights"
     if inner := _folders(folder, _has_parts):
@@ -144,14 +144,25 @@ def numbered_files(folder: Path) -> list[str]:
 
 def of_another_index(named: Collection[str], there: Collection[str]) -> tuple[str, str]:
     """The sentence on an index that names none of the files that are there, and the remedy."""
-    said = f"the index names {_some(named)}, which are not there, and the folder has {_some(there)}"
+    said = f"the index names {some(named)}, which are not there, and the folder has {some(there)}"
     fix = "the index is another model's or an earlier save's: remove it; blockformer doctor FOLDER --mend NEW reads "
     return said, f"{fix}these files, and writes one"
 
 
-def _some(names: Collection[str], limit: int = 4) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(map(shown, sorted(names)[:limit])) + more
+def misnamed(name: str) -> str:
+    """The sentence on weights under a name that no library looks for."""
+    return f"the weights are called {shown(name)}, and libraries look for {WEIGHTS[0][0]}"
+
+
+def not_finished(part: str) -> str:
+    """The sentence on weights of which a download has left only a part, under this name."""
+    return f"the download of {shown(part.rpartition('.')[0])} was not finished: {shown(part)} is there"
+
+
+def some(names: Collection[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(map(shown, [*names][:4])) + more
 
 
 def unfinished(folder: Path, files: Collection[str]) -> str | None:
@@ -164,16 +175,20 @@ def unfinished(folder: Path, files: Collection[str]) -> str | None:
     found = next((name for name in files if os.path.lexists(folder / f"{name}.aria2")), None)
     if found is None:
         return None
-    said = f"the download of {shown(found)} was not finished: {shown(found + '.aria2')} is there"
-    return f"{said}; download it again"
+    return f"{not_finished(f'{found}.aria2')}; download it again"
 
 
-def _lost_step(folder: Path, names: Collection[str]) -> str | None:
-    """The folder that DeepSpeed's file `latest` names, where it is missing; else None."""
-    if "latest" not in names or not (folder / "latest").is_file():
-        return None
+def latest_step(folder: Path) -> str:
+    """The folder that DeepSpeed's file `latest` names; "" without such a file."""
+    if not (folder / "latest").is_file():
+        return ""
     with open_regular(folder / "latest") as file:
-        tag = file.read(200).decode("utf-8", "replace").strip()
+        return file.read(200).decode("utf-8", "replace").strip()
+
+
+def _lost_step(folder: Path) -> str | None:
+    """The folder that `latest` names, where it is missing; else None."""
+    tag = latest_step(folder)
     return None if not tag or "/" in tag or os.path.lexists(folder / tag) else tag
 
 
@@ -286,7 +301,7 @@ def adapter_said(folder: Path) -> tuple[str, str] | None:
         remedy = f"merge it into {named}: {ours}, or merge_and_unload() of PEFT"
     else:
         remedy = f"merge it into {named} with PEFT: merge_and_unload() and save_pretrained"
-    if not any(os.path.lexists(folder / name) for name in ADAPTERS[1:]):
+    if not any(os.path.lexists(folder / name) for name in ADAPTER_WEIGHTS):
         said = f"this is the adapter_config.json of {title}{rank} for {named}, and the adapter itself is missing"
-        return said, f"copy {ADAPTERS[1]} too; and then {remedy}"
+        return said, f"copy {ADAPTER_WEIGHTS[0]} too; and then {remedy}"
     return f"this is {title}{rank} for {named}, not a model", remedy

@@ -62,6 +62,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether something failed, and nobody asked to stop. Panics of a tokenizer's Rust code are not an `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 @contextmanager
 def memory_errors() -> Iterator[None]:
     """Turn running out of memory into a ConversionError."""
@@ -73,6 +78,11 @@ def memory_errors() -> Iterator[None]:
         reason = str(error).partition("\n")[0]
         message = "out of memory; free some, or convert with verify=False"
         raise ConversionError(f"{message} ({reason})" if reason else message) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line; its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def shown(name: object, limit: int = 200) -> str:

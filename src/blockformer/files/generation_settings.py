@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from .checkpoint import Checkpoint
 from .config_file import NEVER_FOLLOWED
-from .errors import ConversionError
+from .errors import ConversionError, reason_of
 from .json_files import read_json
 from .quiet import quiet
 
@@ -37,7 +37,7 @@ def settings_in(checkpoint: Checkpoint, config: PretrainedConfig) -> dict[str, A
             text = GenerationConfig.from_model_config(followed).to_json_string(ignore_metadata=True)
     except Exception as error:
         raise ConversionError(
-            f"config.json: GenerationConfig refuses its settings of generation: {_reason(error)}"
+            f"config.json: GenerationConfig refuses its settings of generation: {reason_of(error)}"
         ) from error
     settings = json.loads(text)
     settings |= {name: getattr(config, name, None) for name in TOKENS if name in settings}
@@ -79,8 +79,4 @@ def _loaded(folder: Path) -> GenerationConfig:
         with quiet():
             return GenerationConfig.from_pretrained(folder)
     except Exception as error:
-        raise ConversionError(f"{FILE}: GenerationConfig refuses it: {_reason(error)} Correct that entry") from error
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        raise ConversionError(f"{FILE}: GenerationConfig refuses it: {reason_of(error)} Correct that entry") from error

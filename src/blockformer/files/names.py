@@ -61,6 +61,8 @@ OUR_FOLDERS = ("conversion", "custom_generate")
 LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTABLE_USE)[\w.-]*", re.IGNORECASE)
 """Licences and what belongs to them; they travel with the weights."""
 GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
+FURTHER_TEMPLATE = re.compile(r"additional_chat_templates/[^/]*\.jinja")
+"""A chat template next to the usual one."""
 NOTES = (".md", ".txt", ".json", ".cff", ".yaml", ".yml")
 """Endings of small texts next to a model: its card, what it was trained on, how it was evaluated."""
 LARGEST_NOTE = 1 << 20
@@ -86,12 +88,12 @@ WRAPPERS = {
     "_checkpoint_wrapped_module": "activation checkpointing",
 }
 """Parts of tensor names -> what puts them there."""
+PARALLEL, OF_PARALLEL = "module", "DistributedDataParallel or DeepSpeed"
+"""The same, at the beginning of all names."""
 PEFT = "base_model.model."
 """What PEFT puts before all names."""
 ADAPTED = (".base_layer.", ".modules_to_save.", ".original_module.")
-"""Parts of names in a model that it has adapted."""
-PARALLEL = "module"
-"""The same, at the beginning of all names."""
+"""Parts of names in a model that PEFT has adapted."""
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
 
@@ -132,13 +134,11 @@ def roots_of(folder: Path) -> list[Path]:
 
 def is_side_file(name: str, size: int = 0) -> bool:
     """Whether a file next to the weights, by its name in the source and its size in bytes, is one that is read."""
-    if name.startswith("additional_chat_templates/"):
-        return name.endswith(".jinja") and name.count("/") == 1
     if "/" in name:
-        return False
+        return FURTHER_TEMPLATE.fullmatch(name) is not None
     known = name in ("config.json", "conversion.json", *TOKENIZER_FILES, *SENTENCE_FILES, *HEADS)
     is_note = name.endswith(NOTES) and not INDEX.fullmatch(name) and size <= LARGEST_NOTE
-    return known or is_note or LEGAL.fullmatch(name) is not None or GENERATION.fullmatch(name) is not None
+    return known or is_note or any(kind.fullmatch(name) for kind in (GENERATION, LEGAL))
 
 
 NUMBERED = re.compile(r"[0-9]{1,2}_\w+")
@@ -224,7 +224,7 @@ def of_a_wrapper(names: Iterable[str]) -> str | None:
     if not found:
         return None
     first, part = next(iter(found.items()))
-    source = WRAPPERS.get(part, "DistributedDataParallel or DeepSpeed")
+    source = WRAPPERS.get(part, OF_PARALLEL)
     return (
         f"no tensor name matches: {shown(first)} and {len(found) - 1} others would without the prefix {part + '.'!r} "
         f"of {source}; save the model in it (accelerate's unwrap_model returns it), or take it out of the names, as "

@@ -50,7 +50,7 @@ def headers(path: Path, wrappers: Collection[str] = STATE_DICTS[:1]) -> tuple[li
         records = records_of(file, path) if _is_zip(file, path) else None
         if records is None or not TELLS_PLACES:
             tensors, key = _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
-            return [TensorInfo(name, t.dtype, tuple(t.shape), path, t.nbytes) for name, t in tensors.items()], key
+            return [TensorInfo(name, t.dtype, tuple(t.shape), path) for name, t in tensors.items()], key
         tensors, key = _state_dict(_unpickled(file, path, "meta"), path, wrappers, "meta")
     return [_placed(name, tensor, path, records) for name, tensor in tensors.items()], key
 
@@ -175,7 +175,7 @@ def _placed(name: str, tensor: Tensor, path: Path, records: dict[int, int]) -> T
         raise CheckpointError(f"{path}: tensors that are larger than their stored data; download it again")
     begin = place + int(tensor.storage_offset()) * tensor.dtype.itemsize
     strides = None if tensor.is_contiguous() else tensor.stride()
-    return TensorInfo(name, tensor.dtype, tuple(tensor.shape), path, tensor.nbytes, begin, strides)
+    return TensorInfo(name, tensor.dtype, tuple(tensor.shape), path, begin, strides)
 
 
 def _place(tensor: Tensor) -> int | None:

@@ -6,13 +6,14 @@ from typing import Any
 import torch
 
 from .errors import ConversionError, listed, shown
-from .safetensors_io import HasHeader
+from .safetensors_io import HasHeader, torch_name
 
 FIELDS = ("quantization_config", "compression_config")
 """Entries of an official `config.json`."""
 OUR_BITS = "linear_bits"
 """The entry of our layout that says the same."""
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of weights that are not quantized."""
 REMEDY = (
     "conversion reads AWQ with 4 bits, MXFP4 of gpt-oss and FP8 in blocks of 128 x 128 or with one factor a matrix; of "
     "others make plain weights with dequantize() of transformers, and convert those"
@@ -40,7 +41,7 @@ def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -
     names = quantized_entries(official)
     if names and all(info.dtype in PLAIN for info in tensors.values()):
         method = _method(official[names[0]])
-        kinds = [f"{shown(name)} is {str(info.dtype).removeprefix('torch.')}" for name, info in tensors.items()]
+        kinds = [f"{shown(name)} is {torch_name(info.dtype)}" for name, info in tensors.items()]
         raise ConversionError(
             f"config.json: {names[0]} is for weights quantized by {shown(method)}, but all weights are plain: the "
             f"model was merged or dequantized, so remove {names[0]} from config.json:{listed(kinds)}"
@@ -114,13 +115,13 @@ def lost_quantization(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | Non
     for name, info in few_bits.items():
         stem = name.removesuffix("weight")
         if scale := next((f"{stem}{ending}" for ending in SCALES if f"{stem}{ending}" in tensors), None):
-            said = f"{len(few_bits)} weights are {_kind(info)} with scales ({shown(scale)}), quantized in 8 bits"
-            return f"{said}, and config.json has no {FIELDS[0]}", PUT_BACK
+            said = f"{len(few_bits)} weights are {torch_name(info.dtype)} with scales ({shown(scale)})"
+            return f"{said}, quantized in 8 bits, and config.json has no {FIELDS[0]}", PUT_BACK
     whole = {name: info for name, info in few_bits.items() if not info.dtype.is_floating_point}
     if len(whole) < FEWEST:
         return None
     name, info = next(iter(whole.items()))
-    said = f"{len(whole)} weights are {_kind(info)} ({shown(name)}): a library has quantized them"
+    said = f"{len(whole)} weights are {torch_name(info.dtype)} ({shown(name)}): a library has quantized them"
     if all(tuple(each.shape[1:]) == (1,) for each in whole.values()):
         said = f"{said}, as bitsandbytes does in 4 bits"
     return f"{said}, and what it kept with them, such as scales, is lost", LOST
@@ -128,10 +129,6 @@ def lost_quantization(tensors: Mapping[str, HasHeader]) -> tuple[str, str] | Non
 
 PUT_BACK = f"put {FIELDS[0]} back as it was written with them, or take the plain weights"
 LOST = "take the plain weights; a quantized model is saved whole with its own save_pretrained, not by its state dict"
-
-
-def _kind(info: HasHeader) -> str:
-    return str(info.dtype).removeprefix("torch.")
 
 
 def refuse_quantized(entries: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -> None:

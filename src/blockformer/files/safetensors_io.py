@@ -70,6 +70,11 @@ class HasHeader(Protocol):
         """The shape."""
 
 
+def torch_name(dtype: torch.dtype | str) -> str:
+    """What torch and `config.json` call a dtype: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def bytes_of(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, uint8 [nbytes]: a view if it is contiguous, else a copy."""
     flat = tensor.detach().contiguous()
@@ -91,7 +96,6 @@ class TensorInfo:
         dtype: its dtype.
         shape: its shape.
         file: the file that holds it.
-        nbytes: bytes of its data.
         offset: where the data begins in `file`, in bytes; -1 in pickles that torch reads only as a whole.
         strides: elements from one index to the next in each dimension; None: row by row, without gaps.
     """
@@ -100,9 +104,13 @@ class TensorInfo:
     dtype: torch.dtype
     shape: tuple[int, ...]
     file: Path
-    nbytes: int
     offset: int = -1
     strides: tuple[int, ...] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its data."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
@@ -177,11 +185,11 @@ def _tensor(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
         raise ValueError(f"{shown(name)} has a bad shape: non-negative integers are needed, at most {MAX_RANK}")
     if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{shown(name)} has bad data_offsets: [begin, end] is needed, from 0 on")
-    nbytes = math.prod(shape) * dtype.itemsize
+    info = TensorInfo(name, dtype, tuple(shape), path, start + offsets[0])
     overflows = math.prod(size or 1 for size in shape) * dtype.itemsize >= 2**63
-    if overflows or nbytes != offsets[1] - offsets[0]:
+    if overflows or info.nbytes != offsets[1] - offsets[0]:
         raise ValueError(f"{shown(name)} has the shape {shown(shape)} of {entry['dtype']}, but data_offsets {offsets}")
-    return TensorInfo(name, dtype, tuple(shape), path, nbytes, start + offsets[0])
+    return info
 
 
 def _counts(values: Any) -> bool:
@@ -268,14 +276,13 @@ class SafetensorsWriter:
                 raise ConversionError(f"{path}: the tensor name {shown(name)} is planned twice, or reserved")
             if dtype not in DTYPE_NAMES:
                 raise ConversionError(f"{path}: {shown(name)} is {dtype}, which safetensors cannot hold")
-            nbytes = math.prod(shape) * dtype.itemsize
+            info = self._waiting[name] = TensorInfo(name, dtype, shape, path, offset)
+            offset += info.nbytes
             entries[name] = {
                 "dtype": DTYPE_NAMES[dtype],
                 "shape": list(shape),
-                "data_offsets": [offset, offset + nbytes],
+                "data_offsets": [info.offset, offset],
             }
-            self._waiting[name] = TensorInfo(name, dtype, shape, path, nbytes, offset)
-            offset += nbytes
         try:
             header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
         except UnicodeEncodeError as error:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path, PurePosixPath
 
 from .checkpoint import Checkpoint
-from .names import GENERATION, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES
+from .names import FURTHER_TEMPLATE, GENERATION, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES
 from .regular import LFS_POINTER, open_regular, refuse_pointer
 
 STORE = "conversion/source"
@@ -19,13 +19,8 @@ MADE_BY_US = ("README.md", "conversion.json", "conversion/")
 
 def stays(name: str) -> bool:
     """Whether a file has the same name and place in both layouts."""
-    if name.startswith("additional_chat_templates/"):
-        return name.endswith(".jinja") and name.count("/") == 1
-    return (
-        (name in TOKENIZER_FILES and name != TOKENIZER_CONFIG)
-        or GENERATION.fullmatch(name) is not None
-        or LEGAL.fullmatch(name) is not None
-    )
+    is_of_tokenizer = name in TOKENIZER_FILES and name != TOKENIZER_CONFIG
+    return is_of_tokenizer or any(kind.fullmatch(name) for kind in (FURTHER_TEMPLATE, GENERATION, LEGAL))
 
 
 def is_note(name: str, path: Path) -> bool:

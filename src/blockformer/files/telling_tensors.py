@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+from .container_kinds import MEGATRON_REMEDY, OLDER
 from .errors import listed, shown
 from .quantized import lost_quantization
 from .safetensors_io import HasHeader
@@ -37,8 +38,7 @@ def of_another_framework(names: Collection[str], known: Collection[str] = ()) ->
         return said, UNSHARD
     megatron = [name for name in names if name.endswith(MEGATRON) and name not in known]
     if megatron:
-        fix = "convert it with the tool of its framework (Megatron-Bridge, NeMo) to a Hugging Face folder"
-        return f"the tensors have the names of Megatron-LM ({shown(megatron[0])})", fix
+        return f"the tensors have the names of Megatron-LM ({shown(megatron[0])})", MEGATRON_REMEDY
     if names and all(OF_AN_OPTIMIZER.search(name) for name in names):
         said = f"the file holds the state of an optimizer ({shown(next(iter(names)))}), and no model"
         return said, "name the file or folder with the model"
@@ -54,8 +54,7 @@ def _of_jax_or_tensorflow(names: Collection[str], known: Collection[str]) -> tup
     is_flax = is_flax or not any(OF_TENSORFLOW.search(name) for name in unknown)
     framework, option = ("Flax", "from_flax") if is_flax else ("TensorFlow", "from_tf")
     said = f"the tensors have the names of {framework} ({shown(kernels[0])}), whose matrices are transposed"
-    fix = f"transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {option}=True)"
-    return said, f"{fix}.save_pretrained(NEW); or name and transpose each with blockformer doctor --map NAMES.json"
+    return said, f"{OLDER.format(option)}; or name and transpose each with blockformer doctor --map NAMES.json"
 
 
 def computed_weights(names: Iterable[str]) -> tuple[str, str] | None:

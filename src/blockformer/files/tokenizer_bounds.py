@@ -41,8 +41,7 @@ def check_bounds(folder: Path) -> None:
     if not os.path.lexists(path):
         return
     try:
-        with open_regular(path) as file:
-            entries = json.loads(file.read(MOST_BYTES))  # not strictly: as the tokenizers library reads it
+        entries = read_loosely(path)
         growth = {part: _growth(entries.get(part)) for part in PARTS} if isinstance(entries, dict) else {}
     except (ValueError, RecursionError):
         return
@@ -52,6 +51,20 @@ def check_bounds(folder: Path) -> None:
                 f"{path}: its {part} may make a text {times:.3g} times as long, and {MOST_GROWTH:,} times is the most "
                 "that is accepted; remove what repeats or lengthens the text"
             )
+
+
+def read_loosely(path: Path) -> Any:
+    """The content of a large JSON file, as the tokenizers library reads it.
+
+    Raises:
+        ConversionError: it is not JSON.
+    """
+    with open_regular(path) as file:
+        text = file.read(MOST_BYTES)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConversionError(f"{path}: not valid JSON: {error}") from error
 
 
 def _growth(part: Any) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from .errors import ConversionError, shown
+from .errors import ConversionError, is_failure, shown
 from .json_files import read_json
 from .names import OF_BYTES, SENTENCEPIECE_FILES, VOCABULARIES
 from .quiet import quiet
@@ -60,11 +60,6 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def is_panic(error: BaseException) -> bool:
-    """Whether the Rust code of a tokenizer gave up, on damaged data say. Its error is not an `Exception`."""
-    return type(error).__name__ == "PanicException"
-
-
 def load(folder: Path) -> PreTrainedTokenizerBase | None:
     """The tokenizer that `AutoTokenizer` picks for a folder; None if there is none, or it cannot be loaded."""
     if not has_tokenizer(folder):
@@ -73,7 +68,7 @@ def load(folder: Path) -> PreTrainedTokenizerBase | None:
         with quiet():
             return AutoTokenizer.from_pretrained(folder, **LOCAL)
     except BaseException as error:
-        if isinstance(error, Exception) or is_panic(error):
+        if is_failure(error):
             return None
         raise
 
@@ -159,7 +154,7 @@ def _outcome(probe: Callable[[Any], Any], tokenizer: Any) -> Any:
     try:
         return probe(tokenizer)
     except BaseException as error:
-        if isinstance(error, Exception) or is_panic(error):
+        if is_failure(error):
             return f"{type(error).__name__}"
         raise
 

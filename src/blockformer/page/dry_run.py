@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..files.safetensors_io import torch_name
 from ..inputs import inputs_of
 from ..model.attention import Attention
 from ..model.compat import CACHE
@@ -127,7 +128,7 @@ def dry_run(model: Any, length: int, target: int | None = None) -> tuple[Record,
 def element_size(config) -> tuple[str, int]:
     """The dtype of a config's weights, and its bytes."""
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else getattr(torch, str(config.dtype or "float32"))
-    return str(dtype).removeprefix("torch."), dtype.itemsize
+    return torch_name(dtype), dtype.itemsize
 
 
 def weights_of(module: Any, size: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+from ..files.json_files import json_text
 from ..files.new_repo import RepoOptions
 from . import signing
 from .model_card import write_card
@@ -25,7 +26,7 @@ def save_tokenizer(tokenizer: Any, folder: str | PathLike[str]) -> None:
         settings = json.loads(path.read_text(encoding="utf-8"))
         if settings.get("tokenizer_class") == "TokenizersBackend":
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            path.write_text(json_text(settings), encoding="utf-8")
 
 
 def fitting_tokenizer(tokenizer: Any, config: Any) -> Any:

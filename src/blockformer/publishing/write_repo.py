@@ -17,6 +17,7 @@ from ..files.atomic import States
 from ..files.errors import ConversionError, listed, memory_errors, shown
 from ..files.finite import nonfinite
 from ..files.new_repo import RepoOptions, new_repo
+from ..files.safetensors_io import torch_name
 from ..files.sizes import parse_size
 from ..files.writer import Planned
 from . import signing
@@ -95,7 +96,7 @@ def write_repo(
     planned = list(weights.planned())
     sizes = bytes_by_dtype(planned)
     report.tensors, report.nbytes = len(planned), sum(sizes.values())
-    report.dtypes = [_name(dtype) for dtype in sizes]
+    report.dtypes = [torch_name(dtype) for dtype in sizes]
     place = new_repo(report.target, options, weights.files, weights.check_unchanged, renewed)
     with memory_errors(), place as folder:
         counts = weights.write(folder, options)
@@ -130,17 +131,13 @@ def note_on_values(
         ConversionError: there are some, and they are refused.
     """
     bad = [
-        f"{shown(name)}: {counts[name]} of {torch.Size(shape).numel()} in {_name(dtype)}"
+        f"{shown(name)}: {counts[name]} of {torch.Size(shape).numel()} in {torch_name(dtype)}"
         for name, dtype, shape in planned
         if counts.get(name)
     ]
     if bad and strict_finite:
         raise ConversionError(f"{source}: NaN or infinite values:{listed(bad)}")
     return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 class ModelWeights:
