@@ -87,7 +87,7 @@ def with_loop(model):
     for module in model.modules():
         if hasattr(module, "runtime"):
             module.runtime = AcceleratorRuntime()
-    model.runtime.decoding = Decoding(model, "cpu", CapturedSteps)
+    model.runtime.decoding = Decoding("cpu", CapturedSteps)
     return model
 
 
