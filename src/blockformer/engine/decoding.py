@@ -137,8 +137,6 @@ class Decoding:
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
         if call.watched is None and call.kind[1] > 1 and call.runs_code:
             raise OtherLoop("beams share a source, and code of the caller's might change the model")
-        if call.beams > 1 and call.own_criteria:
-            raise OtherLoop(f"{type(call.own_criteria[0]).__name__} is given")
         if call.beams > 1:
             begins = (input_ids, mask, named.get("attention_mask"), *(named.get("encoder_outputs") or ())[:1])
             if not all(each is None or are_equal(each, call.beams) for each in begins):
