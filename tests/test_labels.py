@@ -95,6 +95,28 @@ def test_the_loss_is_that_of_the_official_class(name, side, labelled, training, 
         assert abs(found - ours(**batch_for(name, side, "real")).loss) > 1e-2
 
 
+@pytest.mark.parametrize(
+    "name", ["BertForMaskedLM", "BertForTokenClassification", "BertForPreTraining", "BartForConditionalGeneration"]
+)
+def test_the_loss_of_a_double_model_is_double(name, pairs_of):
+    ours, theirs = (model.double() for model in pairs_of(name))
+    batch = batch_for(name)
+    torch.testing.assert_close(ours(**batch).loss, theirs(**batch).loss, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
+def test_the_loss_of_numbers_is_double_in_a_double_model(problem, tmp_path):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, num_labels=3, problem_type=problem)
+    theirs = transformers.BertForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path).double()
+    ids, labels = torch.randint(3, VOCAB, (4, 9)), torch.rand(4, 3).round().double()
+    expected = theirs.double()(ids, labels=labels).loss
+    for given in (labels, labels.float()):
+        torch.testing.assert_close(ours(ids, labels=given).loss, expected, rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_trainer_reports_the_mean_over_what_was_summed(name, pairs_of, tmp_path):
     """Whole, and accumulated over uneven batches: labels on padding are in the sum and in the divisor."""

@@ -51,9 +51,10 @@ def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
     """GTE's own `rope_scaling` as `rope_parameters`: rotary scaling "ntk" as "linear".
 
     It raises the base by the factor, and slows every pair of the D channels of a head by its (2/D)th power
-    (https://kexue.fm/archives/9706, equation 6).
+    (https://kexue.fm/archives/9706, equation 6). Where a config has both names, `rope_scaling` counts, as in the
+    official class.
     """
-    scaling, theta = entries["rope_scaling"], entries.get("rope_theta")
+    scaling, theta = entries.get("rope_scaling") or entries.get("rope_parameters"), entries.get("rope_theta")
     base = {} if theta is None else {"rope_theta": theta}
     if not isinstance(scaling, dict):
         return base or None
@@ -128,7 +129,8 @@ GTE = Family(
         positions=POSITIONS,
         computed=(TOKEN_TYPES, GELU_HEAD),
         former=Former(
-            fields={"rope_scaling": ("rope_parameters", without_fixed_ntk)}, types={"new": {"rope_theta": 10_000.0}}
+            fields=dict.fromkeys(("rope_scaling", "rope_parameters"), ("rope_parameters", without_fixed_ntk)),
+            types={"new": {"rope_theta": 10_000.0}},
         ),
     ),
 )

@@ -21,7 +21,7 @@ def common_entries(config: PretrainedConfig, default_labels: int) -> dict[str, A
         default_labels: how many labels the official class has where nobody says it; ours has two.
     """
     entries = config.to_dict()
-    found = {name: entries[name] for name in (*COMMON_FIELDS, "dtype") if entries.get(name) is not None}
+    found = {name: entries[name] for name in (*COMMON_FIELDS, "dtype") if entries.get(name) not in (None, "")}
     names = entries.get("id2label")
     usual = names is None or {int(number): name for number, name in names.items()} == {0: "LABEL_0", 1: "LABEL_1"}
     if names is not None and not (usual and default_labels == 2):

@@ -2,6 +2,8 @@
 
 import functools
 import sys
+import weakref
+from typing import Any
 
 import torch
 from torch import nn
@@ -99,20 +101,21 @@ class Modules:
         ]
         self._fields = {name: vars(top.config)[name] for name in fields}
         self._snapshots = [
-            (module, _structure_of(module), _settings_of(module)) for module in top.modules() if module not in others
+            (weakref.ref(module), _structure_of(module), _settings_of(module))
+            for module in top.modules()
+            if module not in others
         ]
 
     def are_untouched(self) -> bool:
         """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
         if has_global_hook() or not self._fields.items() <= vars(self._config).items():
             return False
-        return all(
-            not module.training
-            and is_bare(module)
-            and _structure_of(module) == structure
-            and settings.items() <= vars(module).items()
-            for module, structure, settings in self._snapshots
-        )
+        return all(_is_as_before(module(), structure, settings) for module, structure, settings in self._snapshots)
+
+
+def _is_as_before(module: Any, structure: tuple, settings: dict) -> bool:
+    is_usual = not module.training and is_bare(module)
+    return is_usual and _structure_of(module) == structure and settings.items() <= vars(module).items()
 
 
 def _structure_of(module: nn.Module) -> tuple:

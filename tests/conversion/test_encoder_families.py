@@ -309,6 +309,18 @@ def test_gte_with_its_own_code_and_no_base(tmp_path):
     assert_same_there_and_back(tmp_path, theirs)
 
 
+@pytest.mark.parametrize("today", [None, {"rope_type": "default", "rope_theta": 500.0}])
+def test_gte_s_rope_scaling_counts_before_its_rope_parameters(tmp_path, today):
+    row = FIRST["gte"]
+    theirs = model_of(row, SIZES, next(head for head in family_of(row).heads if head.official == "GteModel"))
+    theirs.save_pretrained(tmp_path / "src")
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    edit_config(tmp_path / "src", rope_parameters=today, rope_scaling=scaling, rope_theta=300.0)
+    theirs = type(theirs).from_pretrained(tmp_path / "src")
+    assert theirs.config.rope_parameters == {**scaling, "rope_theta": 300.0}
+    assert_same_there_and_back(tmp_path, theirs)
+
+
 @pytest.mark.parametrize("named", [["NewModel", "NewForTokenClassification"], ["NewModel"]])
 def test_gte_with_a_head_beyond_its_first_architecture(tmp_path, named):
     theirs = own_gte(tmp_path, "ForTokenClassification", rope_scaling=None, architectures=named)

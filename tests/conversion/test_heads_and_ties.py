@@ -147,6 +147,16 @@ def test_a_classifier_whose_padding_is_no_token_reads_each_row_at_its_last_place
     assert from_official(tmp_path / "src").config.pad_token_id == -1
 
 
+def test_an_empty_problem_type_is_none(tmp_path):
+    theirs = model_of(Row("bert"), OFFICIAL_ENCODER, FAMILIES["bert"].heads[0])
+    theirs.save_pretrained(tmp_path / "src")
+    edit_config(tmp_path / "src", problem_type="")
+    assert from_official(tmp_path / "src").config.problem_type is None
+    convert(tmp_path / "src", tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "back", to_official=True)
+    assert entries_of(tmp_path / "back")["problem_type"] == ""
+
+
 def test_names_of_wrapped_classes(tmp_path):
     src = tmp_path / "src"
     for name, cls in (("llama", "LlamaForCausalLM"), ("bert", "BertForMaskedLM"), ("bart", "BartModel")):

@@ -5,13 +5,23 @@ import copy
 import pytest
 import torch
 from test_decoding import make, prompts, with_loop
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import blockformer
 from blockformer.engine import graphs, search
 from blockformer.engine.search import BeamSearch
 
 ENDS = [*range(2, 9)]
+
+
+class Falls(StoppingCriteria):
+    """A text ends with a token of a smaller id than the one before."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] < input_ids[:, -2]
+
+
+FALLS = StoppingCriteriaList([Falls()])
 SETTINGS = {
     "plain": {},
     "several ends": {"eos_token_id": ENDS},
@@ -33,6 +43,9 @@ SETTINGS = {
     "other scores": {"repetition_penalty": 1.4, "eos_token_id": ENDS},
     "by length": {"exponential_decay_length_penalty": (4, 1.2), "eos_token_id": ENDS},
     "of one token": {"max_new_tokens": 1},
+    "own end": {"stopping_criteria": FALLS, "num_return_sequences": 2},
+    "own end and others": {"stopping_criteria": FALLS, "eos_token_id": ENDS, "early_stopping": True},
+    "own end, later": {"stopping_criteria": FALLS, "min_new_tokens": 6, "repetition_penalty": 1.4},
 }
 
 
@@ -147,7 +160,6 @@ def test_processors_see_the_beams_in_the_library_s_order(searches):
     [
         ({"do_sample": True}, "do_sample is given"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is given"),
-        ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(1e6)])}, "MaxTimeCriteria is given"),
         ({"use_cache": False}, "use_cache is given"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -87,7 +87,7 @@ def with_loop(model):
     for module in model.modules():
         if hasattr(module, "runtime"):
             module.runtime = AcceleratorRuntime()
-    model.runtime.decoding = Decoding(model, "cpu", CapturedSteps)
+    model.runtime.decoding = Decoding("cpu", CapturedSteps)
     return model
 
 
@@ -156,10 +156,11 @@ def test_processors_and_criteria_are_the_library_s(settings, loop):
     assert_as_library(make("qwen3"), **prompts([8, 5]), **{"max_new_tokens": 24, "do_sample": False, **settings})
 
 
-def test_a_text_ends_with_a_string_of_the_caller_s(tiny_tokenizer, loop):
+@pytest.mark.parametrize("beams", [{}, {"num_beams": 3, "length_penalty": -5.0}])
+def test_a_text_ends_with_a_string_of_the_caller_s(beams, tiny_tokenizer, loop):
     pair = make("qwen3", vocab_size=len(tiny_tokenizer))
     given = {**prompts([8, 5]), "max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
-    text = assert_as_library(pair, **given, stop_strings=[*"abcdefgh"], tokenizer=tiny_tokenizer)
+    text = assert_as_library(pair, **given, stop_strings=[*"abcdefgh"], tokenizer=tiny_tokenizer, **beams)
     assert text.shape[1] < 32
 
 

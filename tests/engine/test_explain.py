@@ -174,5 +174,5 @@ def test_what_cannot_be_warmed_up_or_explained_is_refused():
 def test_copies_are_counted():
     model = make(linear_bits=4, linear_group_size=16).prepare_for_inference(compile=True)
     assert explain(model).bytes_held_twice == 0
-    model.runtime.decoding.steps.refresh()
+    model.runtime.decoding.steps.refresh(model)
     assert explain(model).bytes_held_twice > 0

@@ -414,6 +414,16 @@ def test_pickled_tensors(
             assert same_bits(checkpoint.read(name), tensor.detach())  # it was a private copy
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_an_epoch_next_to_the_tensors_is_ignored(tmp_path: Path, legacy: bool) -> None:
+    tensors = small_tensors()
+    notes = {"epoch": 3, "loss": 0.5, "name": "best", "best": True, "scheduler": None}
+    make_bin(tmp_path, {**tensors, **notes}, _use_new_zipfile_serialization=not legacy)
+    with Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.tensors.keys() == tensors.keys()
+        assert all(same_bits(checkpoint.read(name), tensor.detach()) for name, tensor in tensors.items())
+
+
 def test_pickled_shards(tmp_path: Path) -> None:
     tensors = small_tensors()
     (tmp_path / "config.json").write_text("{}")
@@ -449,7 +459,8 @@ def test_pickle_payload_is_refused_and_not_run(tmp_path: Path, form: str, monkey
         ([torch.zeros(1)], "holds a list"),
         (torch.zeros(1), "holds a Tensor"),
         ({"model": {"a": torch.zeros(1)}}, "'model': is a dict"),
-        ({"a": torch.zeros(1), "step": 3}, "'step': is a int"),
+        ({"a": torch.zeros(1), "steps": [3]}, "'steps': is a list"),
+        ({"step": 3}, "'step': is a int"),
         ({1: torch.zeros(1)}, "name is a int"),
         ({"a": torch.eye(2).to_sparse()}, "not a plain tensor"),
         ({"a": torch.zeros(2, device="meta")}, "not a plain tensor"),

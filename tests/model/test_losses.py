@@ -446,6 +446,18 @@ def test_gradients_of_the_head_do_not_round_at_every_chunk(monkeypatch):
         assert in_chunks < 1.5 * whole
 
 
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_a_loss_of_doubles_is_double_in_chunks_too(cap, monkeypatch):
+    monkeypatch.setattr(chunked_loss, "MAX_LOGITS", 8 * 64)
+    torch.manual_seed(0)
+    head, states, labels = nn.Linear(16, 64).double(), torch.randn(50, 16).double(), torch.randint(64, (50,))
+    found = chunked_cross_entropy(head, states, labels, cap=cap)
+    expected = token_cross_entropy(finished(head(states), None, cap), labels)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    found, expected = (torch.autograd.grad(loss, list(head.parameters())) for loss in (found, expected))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
 def test_no_logits_means_chunks_under_compile_too(few):
     model, batch = make("qwen3")
     expected = model(**batch, return_logits=True)

@@ -105,7 +105,7 @@ def test_each_layer_is_the_articles_and_the_loss_is_their_mean(final_norm):
     ids = token_ids(1, 12)
     losses = [F.cross_entropy(each[:-1], ids[0, k + 2 :], reduction="sum") / 11 for k, each in
               enumerate(plain_logits(ours, ids[0]))]  # fmt: skip
-    assert_close(further_loss(ours, input_ids=ids, labels=ids), 0.7 * sum(losses).float() / 3)
+    assert_close(further_loss(ours, input_ids=ids, labels=ids), 0.7 * sum(losses) / 3)
 
 
 @torch.no_grad()

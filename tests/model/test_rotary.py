@@ -48,6 +48,14 @@ def test_generated_text_with_rope_types(rope_type):
     assert torch.equal(ours.generate(ids, **arguments), theirs.generate(ids, **arguments))
 
 
+def test_a_rotary_module_of_transformers_fails_in_place_of_ours():
+    """Its sines have no signs, and would turn half of the channels the wrong way."""
+    ours, theirs = pair("qwen3")
+    ours.model.rotary_emb = theirs.model.rotary_emb
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        ours(token_ids(1, 20))
+
+
 def test_rotation_depends_on_distance_only():
     config = BlockformerDecoderConfig(hidden_size=64, num_attention_heads=4)
     rotary, query, key = RotaryPositions(config), torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)

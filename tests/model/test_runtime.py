@@ -149,8 +149,8 @@ def test_a_prepared_model_has_a_runtime_of_its_own():
     assert ours.runtime.decoding is not None
     other = copy.deepcopy(ours)
     assert other.runtime is not ours.runtime
-    assert other.runtime.decoding.steps._model is other
-    assert other.runtime.decoding._model is other
+    assert other.runtime.decoding is not ours.runtime.decoding
+    assert other.runtime.decoding.steps is not ours.runtime.decoding.steps
     ours.prepare_for_training()
     assert type(ours.runtime) is TrainingRuntime
     assert type(ours.model.runtime) is TrainingRuntime

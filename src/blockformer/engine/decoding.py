@@ -52,17 +52,18 @@ _TOUCHED = "a module was replaced or wrapped, has a hook, another setting or kin
 class Decoding:
     """Greedy search, sampling and beam search of a prepared model.
 
+    It does not hold the model, which holds it: each call brings its model, so that one is freed with its last name.
+
     Args:
-        model: prepared, in evaluation mode and without gradients.
         device: the kind of device that it serves.
         steps: what makes the functions of a step: `CompiledSteps` for a CPU, or `CapturedSteps` for a GPU, which a CPU
             runs as they are, for tests. None: a step is the model's own `forward`.
     """
 
-    def __init__(self, model, device: str, steps: Callable | None = None):
-        self._arguments = (model, device, steps)
-        self._model, self._device = model, device
-        self.steps: Any = None if steps is None else steps(model)
+    def __init__(self, device: str, steps: Callable | None = None):
+        self._arguments = (device, steps)
+        self._device = device
+        self.steps: Any = None if steps is None else steps()
         self.by_graphs = steps is not None and self.steps.by_graphs
         self.fallbacks = Fallbacks(is_logged=steps is not None)
         self._lock = threading.RLock()
@@ -71,10 +72,7 @@ class Decoding:
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        return Decoding, (None, ""), self._arguments  # a copy compiles and captures anew
-
-    def __setstate__(self, state):
-        self.__init__(*state)  # type: ignore[misc]
+        return Decoding, self._arguments  # a copy compiles and captures anew
 
     def undo(self) -> None:
         """Take back what was done to the model's weights."""
@@ -111,7 +109,7 @@ class Decoding:
         settings = named.get("generation_config")
         others = [name for name, value in named.items() if name not in _KNOWN and value is not None]
         others += [name for name, quiet in _SAYS_NOTHING.items() if named.get(name) not in quiet]
-        config = self._model.get_decoder().config
+        config = model.get_decoder().config
         others += [name for each in (settings, config) for name in _UNKNOWN if getattr(each, name, None)]
         others += [name for name in _UNKNOWN_OF_BEAMS if beams_of(named) > 1 and getattr(settings, name, None)]
         if input_ids.device.type != self._device or not is_enabled():
@@ -139,8 +137,6 @@ class Decoding:
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
         if call.watched is None and call.kind[1] > 1 and call.runs_code:
             raise OtherLoop("beams share a source, and code of the caller's might change the model")
-        if call.beams > 1 and call.own_criteria:
-            raise OtherLoop(f"{type(call.own_criteria[0]).__name__} is given")
         if call.beams > 1:
             begins = (input_ids, mask, named.get("attention_mask"), *(named.get("encoder_outputs") or ())[:1])
             if not all(each is None or are_equal(each, call.beams) for each in begins):
@@ -166,9 +162,9 @@ class Decoding:
                     raise OtherLoop(_TOUCHED)
                 if self._unknown is not None:
                     raise OtherLoop(f"the model contains code of another package: {self._unknown}")
-                if self.by_graphs and self.steps.has_moved():
+                if self.by_graphs and self.steps.has_moved(call.model):
                     self.undo()
-                call.parts, call.watched = self.steps.functions_for(*call.kind), self._watched
+                call.parts, call.watched = self.steps.functions_for(call.model, *call.kind), self._watched
         except OtherLoop as reason:
             if self.by_graphs:
                 raise

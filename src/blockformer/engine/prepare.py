@@ -90,7 +90,7 @@ def prepare_for_inference(model, *, compile: bool = False):
     else:
         pack_weights(model)
     if writes and not hasattr(model.config, OF_HYBRID):  # layers with both keys and a state
-        model.runtime.decoding = Decoding(model, "cpu", step.CompiledSteps if compile else None)
+        model.runtime.decoding = Decoding("cpu", step.CompiledSteps if compile else None)
     if is_enabled():
         _put_in(model, _PREPARED)
     return model
@@ -133,7 +133,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if attention.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
-        model.runtime.decoding = Decoding(model, attention.DEVICE, step.CapturedSteps)
+        model.runtime.decoding = Decoding(attention.DEVICE, step.CapturedSteps)
 
 
 def _make_plain(model) -> None:

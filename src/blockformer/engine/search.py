@@ -174,7 +174,7 @@ class BeamSearch:
                 call.advance(steps, length)
                 self._logits = steps.logits[:, -1].float()
             scores, rows, tokens = self._candidates(length)
-            has_ended = steps.is_end[tokens] | (length + 1 >= call.longest)
+            has_ended = self._have_ended(rows, tokens, length)
             self._finish(scores, rows, tokens, has_ended, length)
             running, chosen = (scores + has_ended * _NEVER).topk(call.beams)
             if self._is_over(running, length) or bool(has_ended.all()):
@@ -206,6 +206,15 @@ class BeamSearch:
         best, index = scores.flatten(1).topk(self._candidate_count)
         vocabulary = scores.shape[2]
         return best, self._by_rank.gather(1, index // vocabulary), index % vocabulary
+
+    def _have_ended(self, rows, tokens, length: int):
+        """Whether each of these candidates [B, k] ends its text, by the library's criteria and by the caller's."""
+        call = self._call
+        has_ended = self._steps.is_end[tokens] | (length + 1 >= call.longest)
+        if not call.own_criteria:
+            return has_ended
+        texts = self._longer(rows, tokens).flatten(0, 1)
+        return has_ended | call.criteria(texts, None).view_as(tokens)
 
     def _finish(self, scores, rows, tokens, has_ended, length: int) -> None:
         """Keep the best of the texts that have ended, of these candidates [B, k] and of the earlier ones."""

@@ -7,7 +7,6 @@ n beams of a source; I inputs and O outputs of a linear layer, N tokens, k exper
 """
 
 import copy
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -116,69 +115,61 @@ class StepLayers:
 
 
 class CompiledSteps:
-    """The compiled steps of a decoder with a language model head, one for each kind of batch.
-
-    Args:
-        model: a model that writes, in evaluation mode and without gradients.
-    """
+    """The compiled steps of a model that writes, in evaluation mode without gradients: one for each kind of batch."""
 
     by_graphs = False
 
-    def __init__(self, model):
-        self._model = model
+    def __init__(self) -> None:
         self._functions: dict[tuple, StepFunctions] = {}
+        self._ordered: dict[nn.Module, OrderedLinear] | None = None  # layers of 4-bit weights, each in a loop's order
 
-    @functools.cached_property
-    def _ordered(self) -> dict[nn.Module, OrderedLinear]:
-        """A copy in a loop's order of each layer of 4-bit weights."""
-        layers = [module for module in self._stack.modules() if isinstance(module, QuantizedLinear)]
-        return {layer: OrderedLinear(layer) for layer in layers}
+    def _copies_of(self, model) -> dict[nn.Module, OrderedLinear]:
+        if self._ordered is None:
+            layers = [module for module in model.get_decoder().modules() if isinstance(module, QuantizedLinear)]
+            self._ordered = {layer: OrderedLinear(layer) for layer in layers}
+        return self._ordered
 
-    @functools.cached_property
-    def _stack(self):
-        return self._model.get_decoder()
-
-    def refresh(self) -> None:
+    def refresh(self, model) -> None:
         """Update the copies of weights that have changed."""
-        for layer in self._ordered.values():
+        for layer in self._copies_of(model).values():
             layer.refresh()
 
     def bytes_of_copies(self) -> int:
         """Of weights in another layout, held in addition to the plain ones."""
-        return sum(layer.nbytes for layer in self._ordered.values())
+        return sum(layer.nbytes for layer in (self._ordered or {}).values())
 
     def kinds(self) -> list[tuple[int | None, int]] | None:
         """The kinds of batches, see `explain`, that there is code for; None before the first one."""
         ready = [kind for kind, each in self._functions.items() if not each.has_failed]
         return ready if self._functions else None
 
-    def functions_for(self, sources: int, beams: int) -> StepFunctions:
-        """The compiled parts for a batch of one source or several, with so many beams each.
+    def functions_for(self, model, sources: int, beams: int) -> StepFunctions:
+        """The compiled parts of a model for a batch of one source or several, with so many beams each.
 
         Raises:
             OtherLoop: there are none.
         """
-        config, rows = self._stack.config, sources * beams
+        config, rows = model.get_decoder().config, sources * beams
         if config.num_experts and rows > 1:  # rows that share an expert multiply by it together
             raise OtherLoop("a model with experts has more than one row to write")
         is_low = config.linear_bits is not None
-        if is_low and (rows > MOST_ROWS or self._model.dtype is torch.float64):
+        if is_low and (rows > MOST_ROWS or model.dtype is torch.float64):
             raise OtherLoop(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write, or is in float64")
         # 4-bit weights have no other matmul than loops.
         is_few = sources == 1 or (rows <= MOST_ROWS and (beams == 1 or is_low))
         kind = (sources if is_few else None, beams)
         functions = self._functions.get(kind)
-        if functions is None or functions.dtype is not self._model.dtype:
-            functions = self._functions[kind] = self._new_functions(*kind)
+        if functions is None or functions.dtype is not model.dtype:
+            functions = self._functions[kind] = self._new_functions(model, *kind)
         if functions.has_failed:
             raise OtherLoop(NO_CODE)
-        self.refresh()
+        self.refresh(model)
         return functions
 
-    def _new_functions(self, sources: int | None, beams: int) -> StepFunctions:
+    def _new_functions(self, model, sources: int | None, beams: int) -> StepFunctions:
         rows = None if sources is None else sources * beams
-        copied = StepLayers(None if (rows or 0) > MOST_ROWS else rows, self._model.dtype, self._ordered)
-        functions = StepFunctions(self._model, beams, rows, copied=copied, device="cpu")
+        copied = StepLayers(None if (rows or 0) > MOST_ROWS else rows, model.dtype, self._copies_of(model))
+        functions = StepFunctions(model, beams, rows, copied=copied, device="cpu")
         if not has_compiler():
             fix = "install g++ or clang++, or set CXX"
             logger.warning_once(f"found no C++ compiler, so the model runs uncompiled: {fix}.")
@@ -187,37 +178,32 @@ class CompiledSteps:
 
 
 class CapturedSteps:
-    """The step of a model on a GPU, which captures it: one for every kind of batch, with joined matmuls.
-
-    Args:
-        model: a decoder with a language model head, or an encoder-decoder.
-    """
+    """The step of a model on a GPU, which captures it: one for every kind of batch, with joined matmuls."""
 
     by_graphs = True
 
-    def __init__(self, model):
-        self._model = model
+    def __init__(self) -> None:
         self._functions: StepFunctions | None = None
         self._joined: dict[nn.Module, nn.Module] = {}
         self._captured_at: list[tuple[int, int]] = []
 
-    def functions_for(self, sources: int, beams: int) -> StepFunctions:
-        """The parts of the step, for any batch. A graph reads whole buffers, and a row for each beam."""
+    def functions_for(self, model, sources: int, beams: int) -> StepFunctions:
+        """The parts of the step of a model, for any batch. A graph reads whole buffers, and a row for each beam."""
         if self._functions is None:
-            self._joined = joined = join(self._model.get_decoder().layers)
+            self._joined = joined = join(model.get_decoder().layers)
 
             def copied(module: nn.Module) -> nn.Module:
                 return copy.copy(joined.get(module, module))
 
-            device = None if self._model.device.type == "cpu" else "cuda"  # a CPU runs them as they are
-            self._functions = StepFunctions(self._model, copied=copied, device=device)
+            device = None if model.device.type == "cpu" else "cuda"  # a CPU runs them as they are
+            self._functions = StepFunctions(model, copied=copied, device=device)
             self._functions.cut = []
-            self._captured_at = self._addresses()
+            self._captured_at = _addresses(model)
         return self._functions
 
-    def has_moved(self) -> bool:
+    def has_moved(self, model) -> bool:
         """Whether a weight no longer lies where the graphs read it."""
-        return self._functions is not None and self._captured_at != self._addresses()
+        return self._functions is not None and self._captured_at != _addresses(model)
 
     @torch.no_grad()
     def undo(self) -> None:
@@ -227,10 +213,10 @@ class CapturedSteps:
                 tensor.data = tensor.data.clone()
         self._functions, self._joined = None, {}
 
-    def _addresses(self) -> list[tuple[int, int]]:
-        """Which tensors the weights are, and where; a quantized one, whose numbers are in other tensors, is at 0."""
-        tensors = (*self._model.parameters(), *self._model.buffers())
-        return [(id(tensor), tensor.data_ptr()) for tensor in tensors]
+
+def _addresses(model) -> list[tuple[int, int]]:
+    """Which tensors the weights are, and where; a quantized one, whose numbers are in other tensors, is at 0."""
+    return [(id(tensor), tensor.data_ptr()) for tensor in (*model.parameters(), *model.buffers())]
 
 
 class PartOfProduct(nn.Module):

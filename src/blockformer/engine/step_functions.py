@@ -7,6 +7,7 @@ size, V vocabulary.
 """
 
 import copy
+import gc
 import itertools
 import threading
 from collections import Counter, OrderedDict
@@ -54,7 +55,8 @@ def twin(module: nn.Module, copied: Callable = copy.copy) -> nn.Module:
     """A module of the same parameters and of copies of its parts, whose index among the layers is 0.
 
     Code that is compiled for one layer then serves all that are alike. They have no hooks: those that a step may pass
-    over are transformers' own, left behind by a call for hidden states, and the compiler cannot trace them.
+    over are transformers' own, left behind by a call for hidden states, and the compiler cannot trace them. They have
+    no runtime, which holds the step that holds them.
 
     Args:
         copied: makes the copy of each part, or of what takes its place.
@@ -62,6 +64,7 @@ def twin(module: nn.Module, copied: Callable = copy.copy) -> nn.Module:
     own = copied(module)
     parts = {name: None if part is None else twin(part, copied) for name, part in own._modules.items()}
     vars(own).update(_modules=parts, _forward_hooks=OrderedDict())
+    vars(own).pop("runtime", None)
     if "layer_idx" in vars(own):
         vars(own)["layer_idx"] = 0
     return own
@@ -207,6 +210,7 @@ class StepFunctions:
             logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
             self.has_failed = True
             raise OtherLoop(NO_CODE) from error
+        gc.collect()  # the compiler's cycles, which hold weights
         self.is_ready = True
 
     def _vary(self, tensor, dim: int | None = None) -> None:

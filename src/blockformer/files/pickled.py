@@ -1,7 +1,8 @@
 """Pickled checkpoints (`pytorch_model.bin`): read only by `torch.load(weights_only=True)`, after our own checks.
 
-Accepted: a flat dict of names to plain tensors, or that dict under a well-known key (`{"state_dict": {...}, ...}`, as
-training frameworks write it; anything next to it is ignored). In a folder only the key `state_dict` counts; in a
+Accepted: a flat dict of names to plain tensors (numbers and texts among them, such as an epoch, are ignored), or that
+dict under a well-known key (`{"state_dict": {...}, ...}`, as training frameworks write it; anything next to it is
+ignored). In a folder only the key `state_dict` counts; in a
 weight file that a user names it may be any one of `STATE_DICTS`. Two of them in one file, or one of them next to
 tensors with names like a module's ("head.weight"), are refused, because it would be a guess which is the model.
 Everything else is refused.
@@ -33,6 +34,8 @@ OF_NUMPY = (
     "a pickle of NumPy arrays, and not of tensors (nothing of it was run); where you trust it, load it with the code "
     "that wrote it, and save the arrays with safetensors.numpy.save_file as model.safetensors"
 )
+_NOTES = (bool, int, float, str, type(None))
+"""What a training script writes next to tensors: its epoch, its best loss, its name."""
 RESAVE = "save it again as safetensors with a tool that you trust"
 
 
@@ -201,6 +204,8 @@ def _state_dict(
         raise CheckpointError(f"{path.parent}: {under_a_key(inner[0])}")
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, not a dict of names to tensors; {RESAVE}")
+    if any(isinstance(value, Tensor) for value in loaded.values()):
+        loaded = {name: value for name, value in loaded.items() if type(value) not in _NOTES}
     problems = [
         f"{shown(name)}: {problem}" for name, value in loaded.items() if (problem := _fault(name, value, device))
     ]

@@ -14,7 +14,7 @@ IGNORED = -100
 
 
 def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing=0.0):
-    """Cross-entropy over the tokens whose label is not -100, in float32.
+    """Cross-entropy over the tokens whose label is not -100, in float32 at least.
 
     Logits [..., V] and labels int [...] -> a scalar; see `averaged` for a call without a single label.
 
@@ -26,7 +26,8 @@ def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing
     Raises:
         ValueError: a label that is neither a class nor -100, or another number of labels or another dtype.
     """
-    logits, labels = logits.float().flatten(0, -2), labels.flatten().to(logits.device)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
+    labels = labels.flatten().to(logits.device)
     if labels.shape != logits.shape[:1] or labels.dtype not in (torch.int64, torch.uint8):
         raise ValueError(f"pass {len(logits)} int64 labels, one per prediction, not {len(labels)} of {labels.dtype}.")
     check_labels(labels, logits.shape[-1])
@@ -56,8 +57,6 @@ def share_of_items(labels, num_items_in_batch, device):
 
     A mean over something that `num_items_in_batch` does not count is weighted by it.
     """
-    if num_items_in_batch is None:
-        return 1.0
     own, count = (count_of(labels, items, device) for items in (None, num_items_in_batch))
     return torch.where(own == count, 1.0, own / (count + (count == 0)))
 
@@ -98,7 +97,8 @@ def sequence_loss(logits, labels, config, num_items_in_batch=None, label_smoothi
     element_loss = F.mse_loss if config.problem_type == "regression" else F.binary_cross_entropy_with_logits
     if labels.numel() != logits.numel():
         raise ValueError(f"pass labels of {list(logits.shape)}, or one int64 class a row, not {list(labels.shape)}.")
-    mean = element_loss(logits.float(), labels.to(logits.device).view_as(logits).float())  # -100 is a value here, too
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    mean = element_loss(logits, labels.to(logits).view_as(logits))  # -100 is a value here, too
     return mean * share_of_items(labels, num_items_in_batch, mean.device)
 
 

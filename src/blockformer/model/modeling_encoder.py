@@ -335,7 +335,8 @@ class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEnc
         real = labels
         if isinstance(attention_mask, torch.Tensor) and attention_mask.shape == labels.shape:
             real = labels.masked_fill(attention_mask.to(labels.device) == 0, IGNORED)
-        losses = F.binary_cross_entropy_with_logits(logits.float(), real.clamp(min=0).float(), reduction="none")
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        losses = F.binary_cross_entropy_with_logits(logits, real.clamp(min=0).to(logits), reduction="none")
         mean = averaged(losses[real != IGNORED].sum(), real)
         return mean * share_of_items(labels, num_items_in_batch, mean.device)
 

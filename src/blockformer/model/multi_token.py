@@ -133,7 +133,6 @@ def multi_token_loss(model, hidden_states, inputs: dict, targets, num_items_in_b
     Raises:
         ValueError: the labels are not one for each token.
     """
-    length = hidden_states.shape[1]
     if targets.shape != hidden_states.shape[:2]:
         fix = "leave logits_to_keep out in training"
         raise ValueError(f"num_nextn_predict_layers needs one label per token; labels are {[*targets.shape]}: {fix}.")
@@ -141,7 +140,7 @@ def multi_token_loss(model, hidden_states, inputs: dict, targets, num_items_in_b
     mask, positions = inputs["attention_mask"], inputs["position_ids"]
     is_plain = isinstance(mask, torch.Tensor) and mask.dim() == 2
     if is_plain:
-        mask = mask[:, -length:]  # without virtual tokens, which only the model's own layers have in a cache
+        mask = mask[:, -targets.shape[1] :]  # without virtual tokens, which only the model's own layers have in a cache
     if positions is None and (starts := named.get("cu_seq_lens_q")) is not None:
         positions = flattened_positions(starts, targets.shape)
     own = further = None if positions is None else starts_of(positions).cumsum(-1)

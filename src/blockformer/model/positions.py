@@ -131,7 +131,7 @@ def rotate(states, cos, sin):
 
     Shapes: states [B, H, T, D]; cos and signed sin [B, 1, T, R], of `RotaryPositions` -> [B, H, T, D].
     """
-    if (size := cos.shape[-1]) < states.shape[-1]:
+    if (size := cos.size(3)) < states.shape[-1]:  # fails for transformers' rotary modules, whose sines have no signs
         return torch.cat((rotate(states[..., :size], cos, sin), states[..., size:]), dim=-1)
     swapped = torch.cat(states.chunk(2, dim=-1)[::-1], dim=-1)  # the compiler reads a rolled tensor number by number
     return states * cos + swapped * sin

@@ -92,7 +92,7 @@ def chunked_cross_entropy(
         with torch.autocast(kind, enabled=False):
             total = _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows, dtype)
             return averaged(total, labels, num_items_in_batch)
-    total = torch.zeros((), device=states.device)
+    total = torch.zeros((), dtype=_wide(states.dtype), device=states.device)
     for chunk in zip(states.split(rows), labels.split(rows), strict=True):
         total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, logits_bias, cap, use_reentrant=False)
     return averaged(total, labels, num_items_in_batch)
@@ -112,6 +112,11 @@ class _ThroughLogits(torch.autograd.Function):
         return (grad, None, None, None, None, None) if found is None else (None, None, None, *found)
 
 
+def _wide(dtype):
+    """The dtype of a loss of logits of this one: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _most_logits(device) -> int:
     """How many logits may be held at once on this device."""
     if device.type != "cuda":
@@ -121,16 +126,17 @@ def _most_logits(device) -> int:
 
 
 def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias, cap):
-    logits = finished(head(states), logits_bias, cap).float()
+    logits = finished(head(states), logits_bias, cap)
+    logits = logits.to(_wide(logits.dtype))
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropies of a linear head's logits, `rows` tokens at a time, with its gradients.
 
-    A chunk's loss is `logsumexp(z) - z[label]`, its gradient `softmax(z) - onehot(label)`, both of float32 logits z. A
-    token without a label adds nothing to either. The gradients of weight and bias are summed in float32. Matmuls run in
-    `dtype`, which is autocast's.
+    A chunk's loss is `logsumexp(z) - z[label]`, its gradient `softmax(z) - onehot(label)`, both of logits z in float32
+    at least, in which the gradients of weight and bias are summed, too. A token without a label adds nothing to either.
+    Matmuls run in `dtype`, which is autocast's.
     """
 
     @staticmethod
@@ -139,14 +145,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.dtypes = [None if each is None else each.dtype for each in (states, weight, bias)]
         states, weight, bias = (None if each is None else each.to(dtype) for each in (states, weight, bias))
         grad_states = torch.zeros_like(states) if needs_states else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        total = torch.zeros((), device=states.device)
+        wide = _wide(dtype)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=wide) if needs_bias else None
+        total = torch.zeros((), dtype=wide, device=states.device)
         for start in range(0, len(states), rows):
             chunk, own = states[start : start + rows], labels[start : start + rows, None]
             has_label, own = own != IGNORED, own.clamp(min=0)
             logits = F.linear(chunk, weight, bias)  # [n, V]
-            scores = logits.float()
+            scores = logits.to(wide)
             expected = scores.gather(-1, own)
             if label_smoothing:
                 expected = (1 - label_smoothing) * expected + label_smoothing * scores.mean(-1, keepdim=True)
@@ -165,7 +172,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grad_weight is not None:
                 _add_product(grad_weight, errors.t(), chunk)
             if grad_bias is not None:
-                grad_bias += errors.sum(0, dtype=torch.float32)
+                grad_bias += errors.sum(0, dtype=wide)
         ctx.grads = [grad_states, grad_weight, grad_bias]
         return total
 
@@ -183,7 +190,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_product(total, left, right):
-    """`total += left @ right` in the float32 of the total, whatever the dtype of the two. [V, C] += [V, n] @ [n, C]."""
+    """`total += left @ right` in the dtype of the total, whatever the dtype of the two. [V, C] += [V, n] @ [n, C]."""
     if left.dtype is total.dtype:
         total.addmm_(left, right)
         return
