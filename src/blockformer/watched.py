@@ -57,12 +57,17 @@ def is_watched(module: nn.Module) -> bool:
     return _has_any_global_hook() or any(not is_bare(each) or not _is_known(type(each)) for each in module.modules())
 
 
-def gives_arguments(module: nn.Module) -> bool:
-    """Whether a hook, or a function before a method, gets what a part is called with by name, such as a cache."""
-    return any(
+def shows_cache(model) -> bool:
+    """Whether a hook, or a function before a method, gets the cache of a model that writes.
+
+    The decoder and what holds it return the cache; a layer and its parts get it by name.
+    """
+    decoder = model.get_decoder()
+    by_name = any(
         "forward" in vars(part) or part._forward_pre_hooks_with_kwargs or part._forward_hooks_with_kwargs
-        for part in module.modules()
+        for part in decoder.layers.modules()
     )
+    return by_name or not all(map(is_bare, (model, model.base_model, decoder)))
 
 
 def _is_known(kind: type) -> bool:

@@ -643,6 +643,42 @@ def test_a_hook_may_compress_the_cache_of_a_prompt(name, is_given, loop):
     assert texts[0] == texts[1]
 
 
+def _forget(cache):
+    """Keeps the last five tokens, as windows do that somebody adds to a model."""
+    for layer in getattr(cache, "self_attention_cache", cache).layers:
+        layer.keys, layer.values = layer.keys[:, :, -5:], layer.values[:, :, -5:]
+
+
+def _hook(part):
+    part.register_forward_hook(lambda part, given, output: _forget(output.past_key_values))
+
+
+def _replace_forward(part):
+    forward = part.forward
+
+    @functools.wraps(forward)
+    def forgetful(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        _forget(output.past_key_values)
+        return output
+
+    part.forward = forgetful
+
+
+@pytest.mark.parametrize("watch", [_hook, _replace_forward])
+@pytest.mark.parametrize("place", ["", "model", "model.decoder"])
+def test_what_a_model_returns_may_be_changed(place, watch, loop):
+    """A hook may take tokens out of the cache that is returned, after each of them."""
+    name = "t5" if place == "model.decoder" else "qwen3"
+    texts = []
+    for model in make(name):
+        whole = model.generate(**prompts([9]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+        watch(model.get_submodule(place))
+        texts.append(model.generate(**prompts([9]), max_new_tokens=12, do_sample=False, eos_token_id=None))
+        assert not torch.equal(texts[-1], whole)
+    assert torch.equal(*texts)
+
+
 def _note(outputs, name, part, given, output):
     first = output[0] if isinstance(output, tuple) else output
     outputs.append((name, [*first.shape] if isinstance(first, torch.Tensor) else None))
@@ -657,7 +693,8 @@ def test_hooks_of_a_prepared_model_see_what_they_see_in_the_library_s_loop(name)
         model.get_decoder().layers[1].train()
         outputs: list = []
         for place, part in model.get_decoder().named_modules():
-            part.register_forward_hook(functools.partial(_note, outputs, place))
+            if place:  # the decoder itself returns the cache
+                part.register_forward_hook(functools.partial(_note, outputs, place))
         torch.manual_seed(0)
         text = model.generate(**prompts([6, 4]), max_new_tokens=8, do_sample=True, eos_token_id=None)
         seen.append((text.tolist(), outputs, torch.rand(1)))

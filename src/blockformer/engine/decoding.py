@@ -22,7 +22,7 @@ from transformers.generation import (
 )
 
 from ..model.compat import CACHE
-from ..watched import Modules, gives_arguments, is_watched, unknown_code
+from ..watched import Modules, is_watched, shows_cache, unknown_code
 from .attention import PreparedAttention, is_in_use
 from .choices import is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
@@ -133,8 +133,8 @@ class Decoding:
         call = Call(model, input_ids, named, self.by_graphs)
         if self.steps is not None:
             self._find_steps(call)
-        if call.watched is None and gives_arguments(model.get_decoder().layers):
-            raise OtherLoop("a hook gets the arguments of a layer by name, and might change the cache")
+        if call.watched is None and shows_cache(model):
+            raise OtherLoop("a hook, or a function before a method, gets the cache and might change it")
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
         if call.watched is None and call.kind[1] > 1 and call.runs_code:
