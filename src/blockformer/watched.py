@@ -84,7 +84,7 @@ class Modules:
 
     def __init__(self, top: nn.Module, without: nn.Module | None = None):
         others = set() if without is None else set(without.modules())
-        self._config = top.config
+        self._top = top
         fields = [
             name for name, axis in axes(type(top.config)).items() if axis.group not in ("training", "tokens", "use")
         ]
@@ -95,7 +95,7 @@ class Modules:
 
     def are_untouched(self) -> bool:
         """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
-        if _has_any_global_hook() or not self._fields.items() <= vars(self._config).items():
+        if _has_any_global_hook() or not self._fields.items() <= vars(self._top.config).items():
             return False
         return all(
             not module.training

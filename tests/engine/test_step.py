@@ -304,6 +304,11 @@ def test_whether_modules_are_untouched_is_asked_each_time():
         assert parts.are_untouched() == (name == "factor")  # which nothing reads
         setattr(holder, name, before)
         assert parts.are_untouched()
+    config, model.config = model.config, copy.deepcopy(model.config)
+    assert parts.are_untouched()
+    model.config.logit_scale = 0.5
+    assert not parts.are_untouched()
+    model.config = config
     layer = model.model.layers[0]
     changes = [(layer, "rotates", False), (layer, "residual", "parallel"), (layer.self_attn, "is_causal", False)]
     changes += [(layer.self_attn, "heads", [1, 0]), (layer, "residual_step", lambda *given: given[-1])]
