@@ -727,6 +727,19 @@ def test_a_changed_weight_is_seen(loop):
     assert_as_library((plain, quick), **settings)
 
 
+def test_a_weight_of_two_layers_is_followed(loop):
+    """It can be a part of one joined product only."""
+    pair = make("qwen3")
+    settings = {**prompts([7, 3]), "max_new_tokens": 16, "do_sample": False}
+    for model in pair:
+        first, second = model.model.layers
+        second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
+    before = assert_as_library(pair, **settings)
+    for model in pair:
+        model.model.layers[0].self_attn.q_proj.weight.mul_(-1)
+    assert not torch.equal(assert_as_library(pair, **settings), before)
+
+
 def test_joined_weights_are_saved_copied_and_given_back(tmp_path):
     plain, quick = make("qwen3", attention_bias=True)
     settings = {**prompts([7]), "max_new_tokens": 12, "do_sample": False}

@@ -258,11 +258,16 @@ def join(module: nn.Module) -> dict[nn.Module, nn.Module]:
         Each layer that is joined, and the part of the product that takes its place.
     """
     parts: dict[nn.Module, nn.Module] = {}
+    joined: set[nn.Parameter] = set()
     for parent in module.modules():
         for names in _GROUPS:
             layers: list[Any] = [parent._modules.get(name) for name in names]
             if not _can_join(layers):
                 continue
+            own = {tensor for layer in layers for tensor in layer.parameters()}
+            if own & joined:  # a weight of several layers can be a view of one matrix only
+                continue
+            joined |= own
             weight = _in_one([layer.weight for layer in layers])
             biases = [layer.bias for layer in layers if layer.bias is not None]
             bias = _in_one(biases) if biases else None
