@@ -79,19 +79,17 @@ class Modules:
 
     Args:
         top: the module that holds them all.
-        without: a part of it that the function does not include.
+        without: a part of it that the function does not include, except for modules that are other parts, too.
     """
 
     def __init__(self, top: nn.Module, without: nn.Module | None = None):
-        others = set() if without is None else set(without.modules())
         self._top = top
         fields = [
             name for name, axis in axes(type(top.config)).items() if axis.group not in ("training", "tokens", "use")
         ]
         self._fields = {name: vars(top.config)[name] for name in fields}
-        self._snapshots = [
-            (module, _structure_of(module), _settings_of(module)) for module in top.modules() if module not in others
-        ]
+        modules = [module for _, module in top.named_modules(memo=None if without is None else {without})]
+        self._snapshots = [(module, _structure_of(module), _settings_of(module)) for module in modules]
 
     def are_untouched(self) -> bool:
         """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
