@@ -624,6 +624,26 @@ def test_what_the_compiler_cannot_do_runs_uncompiled(monkeypatch):
     assert not kinds(quick)
 
 
+def test_what_the_compiler_cannot_do_later_runs_uncompiled(untraced, monkeypatch):
+    """PyTorch bounds how often it compiles a function, for example for other numbers of threads."""
+    plain, quick = pair()
+    assert torch.equal(text(quick), text(plain))
+    assert kinds(quick)
+    computed, calls = StepFunctions.computed, []
+
+    def fail_at_the_third(self, *given):
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch._dynamo.exc.TorchDynamoException("hard failure")
+        return computed(self, *given)
+
+    monkeypatch.setattr(StepFunctions, "computed", fail_at_the_third)
+    assert torch.equal(text(quick), text(plain))
+    assert not kinds(quick)
+    assert torch.equal(text(quick), text(plain))
+    assert quick.runtime.decoding.fallbacks.reasons == {step_functions.NO_CODE: 2}
+
+
 @pytest.mark.parametrize("together", [1, pytest.param(8, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_text_by_weights_of_4_bits_follows_them(dtype, together, monkeypatch):

@@ -202,7 +202,11 @@ class CapturedSteps:
         self._captured_at: list[tuple[int, int]] = []
 
     def functions_for(self, sources: int, beams: int) -> StepFunctions:
-        """The parts of the step, for any batch. A graph reads whole buffers, and a row for each beam."""
+        """The parts of the step, for any batch. A graph reads whole buffers, and a row for each beam.
+
+        Raises:
+            OtherLoop: they could not be compiled.
+        """
         if self._functions is None:
             self._joined = joined = join(self._model.get_decoder().layers)
 
@@ -213,6 +217,8 @@ class CapturedSteps:
             self._functions = StepFunctions(self._model, copied=copied, device=device)
             self._functions.cut = []
             self._captured_at = self._addresses()
+        if self._functions.has_failed:
+            raise OtherLoop(NO_CODE)
         return self._functions
 
     def has_moved(self) -> bool:
