@@ -643,6 +643,16 @@ def test_a_hook_may_compress_the_cache_of_a_prompt(name, is_given, loop):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_where_gradient_checkpointing_leaves_the_cache_empty_the_library_writes(name, loop):
+    texts = []
+    for model in make(name, hidden_dropout=0.0, attention_dropout=0.0, activation_dropout=0.0):
+        model.gradient_checkpointing_enable()
+        texts.append(model.train().generate(**prompts([5]), max_new_tokens=6, do_sample=False))
+    assert torch.equal(*texts)
+    assert len(model.runtime.decoding.fallbacks.reasons) == 1
+
+
 def _forget(cache):
     """Keeps the last five tokens, as windows do that somebody adds to a model."""
     for layer in getattr(cache, "self_attention_cache", cache).layers:
