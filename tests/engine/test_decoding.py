@@ -330,6 +330,41 @@ def test_a_processor_of_the_caller_s_may_hook_a_model_between_tokens(name, beams
             assert reasons == ["beams share a source, and code of the caller's might change the model"] * is_shared
 
 
+class Turns(LogitsProcessor):
+    """Gives a layer another matrix before the fourth new token."""
+
+    def __init__(self, layer, replace):
+        self.layer, self.replace, self.calls = layer, replace, 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        if self.calls == 3:
+            self.replace(self.layer, -self.layer.weight)
+        return scores
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda layer, weight: setattr(layer.weight, "data", weight),
+        lambda layer, weight: setattr(layer, "weight", torch.nn.Parameter(weight, requires_grad=False)),
+        lambda layer, weight: layer.weight.copy_(weight),
+    ],
+    ids=["data", "parameter", "in place"],
+)
+def test_a_processor_of_the_caller_s_may_change_a_weight_between_tokens(replace, loop, untraced):
+    plain, quick = make("qwen3")
+    texts = []
+    for model in (plain, quick, copy.deepcopy(plain).prepare_for_inference(compile=True)):
+        given = {**prompts([6, 4]), "max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+        whole = copy.deepcopy(model).generate(**given)
+        turns = LogitsProcessorList([Turns(model.model.layers[0].self_attn.q_proj, replace)])
+        texts.append(model.generate(**given, logits_processor=turns))
+        assert not torch.equal(texts[-1], whole)
+    assert torch.equal(texts[1], texts[0])
+    assert torch.equal(texts[2], texts[0])
+
+
 def test_a_streamer_of_the_caller_s_may_hook_a_model_between_tokens(loop, untraced):
     class Hooks(Streamer):
         def __init__(self, model):

@@ -166,9 +166,10 @@ class Decoding:
                     raise OtherLoop(_TOUCHED)
                 if self._unknown is not None:
                     raise OtherLoop(f"the model contains code of another package: {self._unknown}")
-                if self.by_graphs and self.steps.has_moved():
+                if self.steps.has_moved():
                     self.undo()
                 call.parts, call.watched = self.steps.functions_for(*call.kind), self._watched
+                call.has_moved = self.steps.has_moved
         except OtherLoop as reason:
             if self.by_graphs:
                 raise
@@ -208,6 +209,7 @@ class Call:
         pads_ended: whether a row that has ended gets padding, by the library's sign that a criterion knows end tokens.
         parts: what computes a step: functions, or the model itself.
         watched: the modules that the functions were compiled of; None if a step is the model's own.
+        has_moved: see `CapturedSteps`.
 
     Args:
         by_graphs: whether the steps are a GPU's.
@@ -216,6 +218,7 @@ class Call:
     def __init__(self, model, input_ids, named: dict, by_graphs: bool):
         self.model, self.input_ids, self._named = model, input_ids, named
         self.watched: Modules | None = None
+        self.has_moved: Any = None
         self.held = input_ids.shape[1]
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
@@ -254,7 +257,7 @@ class Call:
     def advance(self, steps: Steps, length: int) -> None:
         """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
         is_ours = self.watched is not None and steps.parts is self.parts
-        if is_ours and self.runs_code and not self.watched.are_untouched():
+        if is_ours and self.runs_code and (self.has_moved() or not self.watched.are_untouched()):
             self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
         try:
             steps.advance(length, self.is_greedy)
