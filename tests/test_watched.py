@@ -42,6 +42,17 @@ def test_a_step_reads_no_dropout_that_is_not_in_training():
     assert not modules.are_untouched()
 
 
+def test_a_module_of_both_stacks_is_a_part_of_the_decoder():
+    config = preset("t5", **STRONG)
+    model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config).eval()
+    model.set_input_embeddings(nn.Embedding(config.vocab_size, config.hidden_size).eval())
+    modules = Modules(model, without=model.get_encoder())
+    model.get_encoder().layers[0].train()
+    assert modules.are_untouched()
+    model.get_input_embeddings().train()
+    assert not modules.are_untouched()
+
+
 @pytest.mark.parametrize("change", [
     lambda module: setattr(module, "1", Doubled(24, 24)),
     lambda module: setattr(module[1], "function", lambda states: states),

@@ -73,12 +73,17 @@ def is_watched(module: nn.Module) -> bool:
     return has_global_hook() or any(not is_bare(each) or not _is_known(type(each)) for each in module.modules())
 
 
-def gives_arguments(module: nn.Module) -> bool:
-    """Whether a hook, or a function before a method, gets what a part is called with by name, such as a cache."""
-    return any(
+def shows_cache(model) -> bool:
+    """Whether a hook, or a function before a method, gets the cache of a model that writes.
+
+    The decoder and what holds it return the cache; a layer and its parts get it by name.
+    """
+    decoder = model.get_decoder()
+    by_name = any(
         "forward" in vars(part) or part._forward_pre_hooks_with_kwargs or part._forward_hooks_with_kwargs
-        for part in module.modules()
+        for part in decoder.layers.modules()
     )
+    return by_name or not all(map(is_bare, (model, model.base_model, decoder)))
 
 
 def _is_known(kind: type) -> bool:
@@ -90,25 +95,21 @@ class Modules:
 
     Args:
         top: the module that holds them all.
-        without: a part of it that the function does not include.
+        without: a part of it that the function does not include, except for modules that are other parts, too.
     """
 
     def __init__(self, top: nn.Module, without: nn.Module | None = None):
-        others = set() if without is None else set(without.modules())
-        self._config = top.config
+        self._top: Any = weakref.ref(top)
         fields = [
             name for name, axis in axes(type(top.config)).items() if axis.group not in ("training", "tokens", "use")
         ]
         self._fields = {name: vars(top.config)[name] for name in fields}
-        self._snapshots = [
-            (weakref.ref(module), _structure_of(module), _settings_of(module))
-            for module in top.modules()
-            if module not in others
-        ]
+        modules = [module for _, module in top.named_modules(memo=None if without is None else {without})]
+        self._snapshots = [(weakref.ref(module), _structure_of(module), _settings_of(module)) for module in modules]
 
     def are_untouched(self) -> bool:
         """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
-        if has_global_hook() or not self._fields.items() <= vars(self._config).items():
+        if has_global_hook() or not self._fields.items() <= vars(self._top().config).items():
             return False
         return all(_is_as_before(module(), structure, settings) for module, structure, settings in self._snapshots)
 

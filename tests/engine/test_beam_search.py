@@ -97,6 +97,18 @@ def test_a_cpu_searches_by_its_compiled_steps(name, searches, untraced):
         assert torch.equal(quick.generate(**given), plain.generate(**given))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_scores_are_float32_whatever_the_default_dtype_is(dtype, searches):
+    """Half precision cannot hold the score of a beam that is not to be chosen."""
+    pair = make("qwen3")
+    torch.set_default_dtype(dtype)
+    try:
+        search, _ = assert_as_library(pair, searches, **prompts([5, 8]), **SETTINGS["early"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert search.scores.dtype is torch.float32
+
+
 def test_a_decoder_reads_its_prompt_once_for_all_beams(searches):
     _, quick = make("qwen3")
     rows = []

@@ -331,6 +331,41 @@ def test_a_processor_of_the_caller_s_may_hook_a_model_between_tokens(name, beams
             assert reasons == ["beams share a source, and code of the caller's might change the model"] * is_shared
 
 
+class Turns(LogitsProcessor):
+    """Gives a layer another matrix before the fourth new token."""
+
+    def __init__(self, layer, replace):
+        self.layer, self.replace, self.calls = layer, replace, 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        if self.calls == 3:
+            self.replace(self.layer, -self.layer.weight)
+        return scores
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda layer, weight: setattr(layer.weight, "data", weight),
+        lambda layer, weight: setattr(layer, "weight", torch.nn.Parameter(weight, requires_grad=False)),
+        lambda layer, weight: layer.weight.copy_(weight),
+    ],
+    ids=["data", "parameter", "in place"],
+)
+def test_a_processor_of_the_caller_s_may_change_a_weight_between_tokens(replace, loop, untraced):
+    plain, quick = make("qwen3")
+    texts = []
+    for model in (plain, quick, copy.deepcopy(plain).prepare_for_inference(compile=True)):
+        given = {**prompts([6, 4]), "max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+        whole = copy.deepcopy(model).generate(**given)
+        turns = LogitsProcessorList([Turns(model.model.layers[0].self_attn.q_proj, replace)])
+        texts.append(model.generate(**given, logits_processor=turns))
+        assert not torch.equal(texts[-1], whole)
+    assert torch.equal(texts[1], texts[0])
+    assert torch.equal(texts[2], texts[0])
+
+
 def test_a_streamer_of_the_caller_s_may_hook_a_model_between_tokens(loop, untraced):
     class Hooks(Streamer):
         def __init__(self, model):
@@ -644,6 +679,52 @@ def test_a_hook_may_compress_the_cache_of_a_prompt(name, is_given, loop):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_where_gradient_checkpointing_leaves_the_cache_empty_the_library_writes(name, loop):
+    texts = []
+    for model in make(name, hidden_dropout=0.0, attention_dropout=0.0, activation_dropout=0.0):
+        model.gradient_checkpointing_enable()
+        texts.append(model.train().generate(**prompts([5]), max_new_tokens=6, do_sample=False))
+    assert torch.equal(*texts)
+    assert len(model.runtime.decoding.fallbacks.reasons) == 1
+
+
+def _forget(cache):
+    """Keeps the last five tokens, as windows do that somebody adds to a model."""
+    for layer in getattr(cache, "self_attention_cache", cache).layers:
+        layer.keys, layer.values = layer.keys[:, :, -5:], layer.values[:, :, -5:]
+
+
+def _hook(part):
+    part.register_forward_hook(lambda part, given, output: _forget(output.past_key_values))
+
+
+def _replace_forward(part):
+    forward = part.forward
+
+    @functools.wraps(forward)
+    def forgetful(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        _forget(output.past_key_values)
+        return output
+
+    part.forward = forgetful
+
+
+@pytest.mark.parametrize("watch", [_hook, _replace_forward])
+@pytest.mark.parametrize("place", ["", "model", "model.decoder"])
+def test_what_a_model_returns_may_be_changed(place, watch, loop):
+    """A hook may take tokens out of the cache that is returned, after each of them."""
+    name = "t5" if place == "model.decoder" else "qwen3"
+    texts = []
+    for model in make(name):
+        whole = model.generate(**prompts([9]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+        watch(model.get_submodule(place))
+        texts.append(model.generate(**prompts([9]), max_new_tokens=12, do_sample=False, eos_token_id=None))
+        assert not torch.equal(texts[-1], whole)
+    assert torch.equal(*texts)
+
+
 def _note(outputs, name, part, given, output):
     first = output[0] if isinstance(output, tuple) else output
     outputs.append((name, [*first.shape] if isinstance(first, torch.Tensor) else None))
@@ -658,7 +739,8 @@ def test_hooks_of_a_prepared_model_see_what_they_see_in_the_library_s_loop(name)
         model.get_decoder().layers[1].train()
         outputs: list = []
         for place, part in model.get_decoder().named_modules():
-            part.register_forward_hook(functools.partial(_note, outputs, place))
+            if place:  # the decoder itself returns the cache
+                part.register_forward_hook(functools.partial(_note, outputs, place))
         torch.manual_seed(0)
         text = model.generate(**prompts([6, 4]), max_new_tokens=8, do_sample=True, eos_token_id=None)
         seen.append((text.tolist(), outputs, torch.rand(1)))
@@ -689,6 +771,19 @@ def test_a_changed_weight_is_seen(loop):
         model.model.layers[1].mlp.up_proj.weight.data = model.model.layers[1].mlp.up_proj.weight.data * -2
         model.model.layers[2].mlp.down_proj.weight = torch.nn.Parameter(torch.ones(32, 48), requires_grad=False)
     assert_as_library((plain, quick), **settings)
+
+
+def test_a_weight_of_two_layers_is_followed(loop):
+    """It can be a part of one joined product only."""
+    pair = make("qwen3")
+    settings = {**prompts([7, 3]), "max_new_tokens": 16, "do_sample": False}
+    for model in pair:
+        first, second = model.model.layers
+        second.self_attn.q_proj.weight = first.self_attn.q_proj.weight
+    before = assert_as_library(pair, **settings)
+    for model in pair:
+        model.model.layers[0].self_attn.q_proj.weight.mul_(-1)
+    assert not torch.equal(assert_as_library(pair, **settings), before)
 
 
 def test_joined_weights_are_saved_copied_and_given_back(tmp_path):

@@ -100,6 +100,9 @@ def test_a_compiled_model_says_which_batches_it_has_code_for(said):
     assert ways_of(model)["the prompt's layers"] == "layer by layer"
     assert not said
     assert not explain(model).fallbacks
+    for functions in model.runtime.decoding.steps._functions.values():
+        functions.has_failed = True
+    assert not any("compiled code" in way for way in ways_of(model).values())
     model = make("t5", decoder_start_token_id=0)
     model.prepare_for_inference(compile=True)
     warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}], num_beams=3)

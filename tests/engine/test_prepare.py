@@ -253,3 +253,16 @@ def test_training_a_prepared_model_names_prepare_for_training(caplog):
     model.prepare_for_training().train()(ids, labels=ids).loss.backward()
     assert not caplog.records
     assert all(each.grad is not None for each in model.parameters())
+
+
+@pytest.mark.parametrize("prepared_again", [False, True])
+def test_an_adapter_that_was_added_meanwhile_learns_and_nothing_else(prepared_again):
+    found = []
+    for model in packed():
+        adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+        if prepared_again:
+            model.prepare_for_inference()
+        model.prepare_for_training()
+        found.append({name for name, parameter in adapted.named_parameters() if parameter.requires_grad})
+    assert found[0] == found[1]
+    assert all("lora_" in name for name in found[0])

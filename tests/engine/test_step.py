@@ -304,6 +304,11 @@ def test_whether_modules_are_untouched_is_asked_each_time():
         assert parts.are_untouched() == (name == "factor")  # which nothing reads
         setattr(holder, name, before)
         assert parts.are_untouched()
+    config, model.config = model.config, copy.deepcopy(model.config)
+    assert parts.are_untouched()
+    model.config.logit_scale = 0.5
+    assert not parts.are_untouched()
+    model.config = config
     layer = model.model.layers[0]
     changes = [(layer, "rotates", False), (layer, "residual", "parallel"), (layer.self_attn, "is_causal", False)]
     changes += [(layer.self_attn, "heads", [1, 0]), (layer, "residual_step", lambda *given: given[-1])]
@@ -618,6 +623,26 @@ def test_what_the_compiler_cannot_do_runs_uncompiled(monkeypatch):
     assert "compiling it failed" in said[0]
     assert "the disk is full" in said[0]
     assert not kinds(quick)
+
+
+def test_what_the_compiler_cannot_do_later_runs_uncompiled(untraced, monkeypatch):
+    """PyTorch bounds how often it compiles a function, for example for other numbers of threads."""
+    plain, quick = pair()
+    assert torch.equal(text(quick), text(plain))
+    assert kinds(quick)
+    computed, calls = StepFunctions.computed, []
+
+    def fail_at_the_third(self, *given):
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch._dynamo.exc.TorchDynamoException("hard failure")
+        return computed(self, *given)
+
+    monkeypatch.setattr(StepFunctions, "computed", fail_at_the_third)
+    assert torch.equal(text(quick), text(plain))
+    assert not kinds(quick)
+    assert torch.equal(text(quick), text(plain))
+    assert quick.runtime.decoding.fallbacks.reasons == {step_functions.NO_CODE: 2}
 
 
 @pytest.mark.parametrize("together", [1, pytest.param(8, marks=pytest.mark.exhaustive)])

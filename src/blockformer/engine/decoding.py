@@ -22,7 +22,7 @@ from transformers.generation import (
 )
 
 from ..model.compat import CACHE
-from ..watched import Modules, gives_arguments, is_watched, unknown_code
+from ..watched import Modules, is_watched, shows_cache, unknown_code
 from .attention import PreparedAttention, is_in_use
 from .choices import is_enabled
 from .graphs import ModelStep, Prompt, Steps, room_for
@@ -131,8 +131,8 @@ class Decoding:
         call = Call(model, input_ids, named, self.by_graphs)
         if self.steps is not None:
             self._find_steps(call)
-        if call.watched is None and gives_arguments(model.get_decoder().layers):
-            raise OtherLoop("a hook gets the arguments of a layer by name, and might change the cache")
+        if call.watched is None and shows_cache(model):
+            raise OtherLoop("a hook, or a function before a method, gets the cache and might change it")
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
         if call.watched is None and call.kind[1] > 1 and call.runs_code:
@@ -162,9 +162,10 @@ class Decoding:
                     raise OtherLoop(_TOUCHED)
                 if self._unknown is not None:
                     raise OtherLoop(f"the model contains code of another package: {self._unknown}")
-                if self.by_graphs and self.steps.has_moved(call.model):
+                if self.steps.has_moved(call.model):
                     self.undo()
                 call.parts, call.watched = self.steps.functions_for(call.model, *call.kind), self._watched
+                call.has_moved = self.steps.has_moved
         except OtherLoop as reason:
             if self.by_graphs:
                 raise
@@ -204,6 +205,7 @@ class Call:
         pads_ended: whether a row that has ended gets padding, by the library's sign that a criterion knows end tokens.
         parts: what computes a step: functions, or the model itself.
         watched: the modules that the functions were compiled of; None if a step is the model's own.
+        has_moved: see `CapturedSteps`.
 
     Args:
         by_graphs: whether the steps are a GPU's.
@@ -212,6 +214,7 @@ class Call:
     def __init__(self, model, input_ids, named: dict, by_graphs: bool):
         self.model, self.input_ids, self._named = model, input_ids, named
         self.watched: Modules | None = None
+        self.has_moved: Any = None
         self.held = input_ids.shape[1]
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
@@ -250,7 +253,7 @@ class Call:
     def advance(self, steps: Steps, length: int) -> None:
         """`Steps.advance`; after a change of the model, or where the compiler fails, by the model itself."""
         is_ours = self.watched is not None and steps.parts is self.parts
-        if is_ours and self.runs_code and not self.watched.are_untouched():
+        if is_ours and self.runs_code and (self.has_moved(self.model) or not self.watched.are_untouched()):
             self._go_on_plainly(steps, "code of the caller's has changed the model in the middle of a text")
         try:
             steps.advance(length, self.is_greedy)
@@ -307,8 +310,8 @@ class Call:
             last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
             prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
         logits = output.logits[:, -1].to(copy=True, dtype=torch.float32).repeat_interleave(self.beams, 0)
-        is_whole = self.watched is None or len(prompt.layers) == len(stack.layers)
-        if logits.shape[0] != rows or not is_whole:
+        least = 1 if self.watched is None else len(stack.layers)  # in training, checkpointing leaves a cache empty
+        if logits.shape[0] != rows or len(prompt.layers) < least:
             raise OtherLoop("the cache does not hold this model's keys and values")
         return prompt, logits
 

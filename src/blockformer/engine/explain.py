@@ -186,14 +186,15 @@ def _products(model) -> list[Part]:
             layers[type(module)].append(module)
     replaced = [layer for layer in layers[PackedLinear] if not layer.is_packed]
     layers[PackedLinear] = [layer for layer in layers[PackedLinear] if layer.is_packed]
-    parts = []
+    steps, parts = _compiled_steps(model), []
+    is_compiled = steps is not None and steps.kinds() != []
     if replaced:
         parts.append(Part(_layers_with_weights(replaced), "PyTorch's matmul", _REPLACED))
     for kind, modules in layers.items():
         if modules:
             name = _layers_with_weights(modules)
             way, reason = _PRODUCTS[kind]
-            if _compiled_steps(model) and kind in (nn.Linear, QuickLinear):
+            if is_compiled and kind in (nn.Linear, QuickLinear):
                 way = f"as part of compiled code; outside of it {way}"
             if kind is nn.Linear and layers[PackedLinear]:
                 reason = "not packed: small, tied to an embedding, or with a hook"

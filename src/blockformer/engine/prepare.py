@@ -75,8 +75,9 @@ def prepare_for_inference(model, *, compile: bool = False):
     if compile:
         _check_compiles(model)
     model.eval()
-    if not hasattr(model, "_trainable"):
-        model._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if trainable or not hasattr(model, "_trainable"):
+        model._trainable = trainable
     model.requires_grad_(False)
     if model.device.type != "cpu":
         _make_plain(model)
@@ -99,6 +100,8 @@ def prepare_for_inference(model, *, compile: bool = False):
 def prepare_for_training(model):
     """Make a model ready for training: plain weights again, trainable if they were before `prepare_for_inference`.
 
+    If something has been made trainable since, such as an adapter, nothing else becomes so.
+
     The loss of a large vocabulary is computed in chunks, and its logits only when they are read. On a CPU, padding is
     skipped where that pays and nobody looks at the rows of a layer, as a hook would. In float32, linear layers and
     their gradients use oneDNN where it is faster.
@@ -115,9 +118,9 @@ def prepare_for_training(model):
     check_class(model)
     _make_plain(model)
     trainable = model.__dict__.pop("_trainable", ())
-    for name, parameter in model.named_parameters():
-        if name in trainable:
-            parameter.requires_grad_(True)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in trainable)
     _give_runtime(model, TrainingRuntime)
     if is_enabled():
         # The head's losses look for a plain layer.

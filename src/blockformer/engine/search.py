@@ -155,7 +155,8 @@ class BeamSearch:
         self._fill = -1 if ends is None else (call.pad or int(ends[0]))
         self._text = call.input_ids.unflatten(0, (-1, beams))
         self._start, sources, device = self._text.shape[2], len(self._text), logits.device
-        self._running = torch.full((sources, beams), _NEVER, device=device)
+        # All scores are float32, whatever the default dtype is.
+        self._running = torch.full((sources, beams), _NEVER, dtype=torch.float32, device=device)
         self._running[:, 0] = 0  # all beams are equal at first
         self._by_rank = torch.arange(beams, device=device).repeat(sources, 1)  # the row of the best beam, and so on
         self._finished, self._lengths = self._text, torch.zeros_like(self._by_rank)
@@ -176,7 +177,7 @@ class BeamSearch:
             scores, rows, tokens = self._candidates(length)
             has_ended = self._have_ended(rows, tokens, length)
             self._finish(scores, rows, tokens, has_ended, length)
-            running, chosen = (scores + has_ended * _NEVER).topk(call.beams)
+            running, chosen = (scores + has_ended.float() * _NEVER).topk(call.beams)
             if self._is_over(running, length) or bool(has_ended.all()):
                 break
             self._go_on(running, rows.gather(1, chosen), tokens.gather(1, chosen), length)
@@ -225,7 +226,7 @@ class BeamSearch:
         scores = scores / (length + 1 - self._start) ** settings.length_penalty
         is_full = self._is_finished.all(-1, keepdim=True) & (settings.early_stopping is True)
         for is_out in (is_full, ~self._can_improve, ~is_new):
-            scores = scores + is_out * _NEVER
+            scores = scores + is_out.float() * _NEVER
         earlier = F.pad(self._finished, (0, length + 1 - self._finished.shape[2]), value=self._fill)
         self.scores, best = torch.cat([self.scores, scores], 1).topk(beams)
         self._finished = _chosen(torch.cat([earlier, self._longer(rows, tokens)], 1), best)

@@ -129,6 +129,10 @@ class CompiledSteps:
             self._ordered = {layer: OrderedLinear(layer) for layer in layers}
         return self._ordered
 
+    def has_moved(self, model) -> bool:
+        """Never: functions look a weight up, wherever it is."""
+        return False
+
     def refresh(self, model) -> None:
         """Update the copies of weights that have changed."""
         for layer in self._copies_of(model).values():
@@ -188,7 +192,11 @@ class CapturedSteps:
         self._captured_at: list[tuple[int, int]] = []
 
     def functions_for(self, model, sources: int, beams: int) -> StepFunctions:
-        """The parts of the step of a model, for any batch. A graph reads whole buffers, and a row for each beam."""
+        """The parts of the step of a model, for any batch. A graph reads whole buffers, and a row for each beam.
+
+        Raises:
+            OtherLoop: they could not be compiled.
+        """
         if self._functions is None:
             self._joined = joined = join(model.get_decoder().layers)
 
@@ -199,6 +207,8 @@ class CapturedSteps:
             self._functions = StepFunctions(model, copied=copied, device=device)
             self._functions.cut = []
             self._captured_at = _addresses(model)
+        if self._functions.has_failed:
+            raise OtherLoop(NO_CODE)
         return self._functions
 
     def has_moved(self, model) -> bool:
@@ -244,11 +254,16 @@ def join(module: nn.Module) -> dict[nn.Module, nn.Module]:
         Each layer that is joined, and the part of the product that takes its place.
     """
     parts: dict[nn.Module, nn.Module] = {}
+    joined: set[nn.Parameter] = set()
     for parent in module.modules():
         for names in _GROUPS:
             layers: list[Any] = [parent._modules.get(name) for name in names]
             if not _can_join(layers):
                 continue
+            own = {tensor for layer in layers for tensor in layer.parameters()}
+            if own & joined:  # a weight of several layers can be a view of one matrix only
+                continue
+            joined |= own
             weight = _in_one([layer.weight for layer in layers])
             biases = [layer.bias for layer in layers if layer.bias is not None]
             bias = _in_one(biases) if biases else None

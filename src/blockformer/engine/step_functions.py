@@ -135,7 +135,9 @@ class StepFunctions:
         On a CPU the first call waits for the compiler.
 
         Raises:
-            OtherLoop: the compiler failed. Nothing has changed but what the new token's slots hold.
+            OtherLoop: the compiler failed. Nothing has changed but what the new token's slots hold. It also compiles
+                later, for another number of threads for example. Then some layers may have taken the token into their
+                states: such a model cannot go on, and the compiler's own error is raised.
         """
         buffers = steps.buffers
         seen_by = {kind: self._seen(steps, seen, window) for kind, window in self.windows.items()}
@@ -144,10 +146,20 @@ class StepFunctions:
             pairs = zip(buffers, starts, strict=True)
             buffers = [[buffer[:, :, start:] for buffer in pair] if start else pair for pair, start in pairs]
         arguments = (steps.ids, steps.positions, seen_by, buffers, steps.source_visible, steps.sources)
-        if not self.is_ready:
-            with _COMPILING, progress():
-                self._compile(*arguments)
-        return self.computed(*arguments)
+        try:
+            if not self.is_ready:
+                with _COMPILING, progress():
+                    self._compile(*arguments)
+            return self.computed(*arguments)
+        except Exception as error:
+            if not is_of_compiler(error):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
+            self.has_failed = True
+            if self.is_ready and any(self._keeps_state):
+                raise
+            raise OtherLoop(NO_CODE) from error
 
     def _seen(self, steps, seen: int, window: int | None):
         """Which slots are seen, bool [B, S / BLOCK, BLOCK], and the new token's, of buffers that begin at `_start`."""
@@ -201,15 +213,7 @@ class StepFunctions:
             return
         pairs = zip(buffers, self._keeps_state, strict=True)
         buffers = [[*map(torch.clone, pair)] if keeps else pair for pair, keeps in pairs]
-        try:
-            self.computed(input_ids, positions, seen, buffers, *source)
-        except Exception as error:
-            if not is_of_compiler(error):
-                raise
-            reason = " ".join(str(error).split())[:300]
-            logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
-            self.has_failed = True
-            raise OtherLoop(NO_CODE) from error
+        self.computed(input_ids, positions, seen, buffers, *source)
         gc.collect()  # the compiler's cycles, which hold weights
         self.is_ready = True
 
