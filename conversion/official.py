@@ -42,7 +42,15 @@ def official_loader(plan: Plan, source: Source) -> Load:
             settings |= plan.official_arguments
             return model_class.from_pretrained(None, config=plain, attn_implementation=attention, **settings)
         arguments = {**plan.official_arguments, **({} if plan.to_official else source.loading)}
-        return load_model(model_class, config, folder, dtype, arguments)
+        try:
+            return load_model(model_class, config, folder, dtype, arguments)
+        except KeyError as error:
+            if error.args != ("metadata",):
+                raise
+        with Checkpoint(folder, weights=source.weights) as checkpoint:  # its index has no metadata, which is optional
+            settings = {"state_dict": {name: checkpoint.read(name) for name in checkpoint.tensors}, "dtype": dtype}
+        settings |= {"attn_implementation": attention_of(model_class, config), **plan.official_arguments}
+        return model_class.from_pretrained(None, config=copy.deepcopy(config), **settings)
 
     return load
 

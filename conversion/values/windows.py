@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from blockformer.files.errors import ConversionError
 
-from .base import Value
+from .base import NotExpressible, Value
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -30,6 +30,8 @@ class Window(Value):
                     f"and sliding_window is {window}; drop it"
                 )
             types = [usual] * config.num_hidden_layers
+        if strange := self._strange(types):
+            raise ConversionError(f"config.json: layer_types names {strange}, which this family does not have")
         slides = SLIDING in types
         if slides and window is None:
             raise ConversionError(
@@ -40,8 +42,14 @@ class Window(Value):
 
     def write(self, config, head):
         window, types = config.sliding_window, list(config.layer_types)
+        if strange := self._strange(types):
+            raise NotExpressible("layer_types", f"{FULL} and {SLIDING}", strange)
         entries = {"sliding_window": window, "layer_types": types, "use_sliding_window": window is not None}
         entries["max_window_layers"] = next((i for i, kind in enumerate(types) if kind != FULL), len(types))
         if window is None and "layer_types" in self.known and "use_sliding_window" not in self.known:
             del entries["sliding_window"]  # these classes make a mask for a window in any case, and want its length
         return {name: value for name, value in entries.items() if name in self.known}
+
+    def _strange(self, types: Collection[str]) -> str:
+        """The first type of layers, by its name, that is no attention; or ""."""
+        return min({*types} - {FULL, SLIDING}, default="")

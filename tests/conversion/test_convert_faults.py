@@ -82,6 +82,16 @@ def test_a_shard_that_changes_meanwhile_is_noticed(tmp_path, source):
     only_the_source_is_there(tmp_path)
 
 
+def test_an_index_without_metadata_is_compared_too(tmp_path, source):
+    """The official class does not read it."""
+    index = source / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
+    report = convert(source, tmp_path / "dst")
+    assert report.parity.measured
+    assert report.parity.passed
+    assert convert(tmp_path / "dst", tmp_path / "back", to_official=True).parity.passed
+
+
 def test_everything_wrong_with_the_tensors_is_listed_before_anything_is_written(tmp_path):
     official_folder(tmp_path / "source")
     path = tmp_path / "source/model.safetensors"

@@ -201,6 +201,7 @@ def test_old_rotary_frequencies_are_left_out_and_nothing_else():
         ("mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
         ("qwen2", {"layer_types": ["sliding_attention", "full_attention"]}, "use_sliding_window"),
         ("qwen3", {"layer_types": ["sliding_attention"]}, "layer"),
+        ("qwen3", {"layer_types": ["conv", "full_attention"]}, "layer_types names conv"),
         ("qwen3", {"rms_norm_eps": -1.0}, "norm_eps"),
         (
             "qwen3",
@@ -292,6 +293,7 @@ def test_a_type_that_only_a_newer_release_has_says_so(monkeypatch):
         ({"mlp_bias": True}, "llama"),
         ({"sliding_window": 8}, "mistral"),
         ({"embedding_scale": 2.0, "logit_scale": 0.7}, "hyperclovax"),
+        ({"qk_norm": True, "layer_types": ["conv", "full_attention"]}, "lfm2"),
     ],
 )
 def test_on_the_way_out_the_family_is_found_from_the_fields(changes, family):

@@ -171,6 +171,39 @@ def test_modules_that_an_adapter_saves_whole_take_the_place_of_the_base_models(t
 
 
 @torch.no_grad()
+def test_modules_of_a_resized_model_which_peft_saves_twice(tmp_path, source):
+    """Next to `lm_head.weight`, PEFT then writes `lm_head.modules_to_save.weight` and the one from before."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(source)
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+    whole = ["embed_tokens", "lm_head"]
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=whole))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            torch.nn.init.normal_(parameter.data, std=0.1)
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    assert "base_model.model.lm_head.original_module.weight" in load_file(
+        tmp_path / "adapter/adapter_model.safetensors"
+    )
+    mend(tmp_path / "adapter", tmp_path / "out", source)
+    merged = model.merge_and_unload().state_dict()
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    for name, each in merged.items():
+        assert_close(ours[name], each, 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True` and a tied layer")
+def test_embeddings_of_an_adapter_whose_head_stays_are_not_merged(tmp_path):
+    """PEFT computes with new embeddings and the old head, which no tied checkpoint can say."""
+    official_folder(tmp_path / "source", "llama", "LlamaForCausalLM", tie_word_embeddings=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "source")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    found = diagnose(tmp_path / "adapter", tmp_path / "source")
+    assert "'lm_head.weight', tied to it in the base model, stays | PEFT computes with both" in sentences(found)
+    assert not found.is_mendable
+
+
+@torch.no_grad()
 def test_an_adapter_among_the_weights_needs_its_scale(tmp_path, source, adapted):
     inside = {name: each.contiguous() for name, each in adapted.state_dict().items()}
     save_file(inside, source / "model.safetensors", {"format": "pt"})
@@ -186,10 +219,22 @@ def test_an_adapter_among_the_weights_needs_its_scale(tmp_path, source, adapted)
     assert "an adapter (adapter_config.json, adapter_model) is next to whole weights" in sentences(diagnose(source))
 
 
-def test_an_adapter_of_another_kind_is_not_merged(tmp_path, source, adapted):
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"use_dora": True},
+        {"init_lora_weights": "olora"},  # which changes the base model's weights too
+        {"init_lora_weights": "pissa_niter_4"},
+        {"layer_replication": [[0, 2], [1, 2]]},
+        {"alora_invocation_tokens": [5]},
+    ],
+)
+def test_an_adapter_of_another_kind_is_not_merged(tmp_path, source, adapted, setting):
     path = tmp_path / "adapter/adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
-    with pytest.raises(ConversionError, match=r"use_dora=True, which is not merged here; use merge_and_unload"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **setting}))
+    with pytest.raises(
+        ConversionError, match=f"{next(iter(setting))}=.*, which is not merged here; use merge_and_unload"
+    ):
         diagnose(tmp_path / "adapter", source)
 
 

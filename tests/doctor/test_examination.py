@@ -1,6 +1,7 @@
 """Names and shapes: what doctor says of a checkpoint whose tensors are right and whose names are not, and mends."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from ..conversion.oracles import edit_config, edit_tensors, entries_of, fingerpr
 
 LLAMA = {"tie_word_embeddings": False}
 IDS = torch.arange(5, 25)[None]
+OLD_NORMS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
 def told(found):
@@ -231,6 +233,43 @@ def test_no_config(tmp_path):
     assert "that of the other checkpoint is taken" in told(found)
     assert stored(tmp_path / "out") == wanted
     assert entries_of(tmp_path / "out") == entries_of(tmp_path / "official")
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "esm", "starcoder2", "bert"])
+def test_the_family_of_weights_without_a_config(tmp_path, family):
+    """Also where the official class has no defaults that make a model, and where norms have their names of 2018."""
+    special = {"relative_attention": True} if family == "deberta-v2" else {"pad_token_id": 1} if family == "esm" else {}
+    official_folder(tmp_path, family, type_vocab_size=2, **special)
+    if family == "bert":
+        renamed(lambda name: re.sub(r"LayerNorm\.(weight|bias)", lambda found: OLD_NORMS[found[0]], name))(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (finding,) = [each for each in diagnose(tmp_path).findings if each.kind == "config"]
+    assert family in finding.names
+    (tmp_path / "config.json").write_text('{"vocab_size": 64}')
+    assert 'write the "model_type" that it is' in told(diagnose(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "said"),
+    [
+        ("deberta-v2", {"relative_attention": True, "conv_kernel_size": 3, "conv_act": "gelu"}, "conv_kernel_size"),
+        ("gpt_neox", {"model_type": "gpt_neox_reward_model"}, "model_type 'gpt_neox_reward_model' is not supported"),
+    ],
+)
+def test_a_model_that_is_not_converted_is_not_several(tmp_path, family, settings, said):
+    official_folder(tmp_path, family, **{name: each for name, each in settings.items() if name != "model_type"})
+    edit_config(tmp_path, **settings)
+    found = diagnose(tmp_path)
+    assert said in told(found)
+    assert "the checkpoint is not at fault" in told(found)
+    assert not any(each.kind == "several" for each in found.findings)
+
+
+def test_a_teacher_next_to_its_student(tmp_path):
+    official_folder(tmp_path, "llama", "LlamaForCausalLM", **LLAMA)
+    edit_tensors(tmp_path, lambda all_: {f"{who}.{name}": each for name, each in all_.items() for who in ("a", "b")})
+    said = "there are several models: 35 names that begin with 'a.' and 35 names that begin with 'b.'"
+    assert said in told(diagnose(tmp_path))
 
 
 def test_a_repo_of_ours_is_examined_too(tmp_path):

@@ -11,7 +11,7 @@ from blockformer.files.errors import ConversionError, shown
 from blockformer.files.names import PEFT
 
 from .any_checkpoint import AnyCheckpoint
-from .finding import WARNING, Finding, counted
+from .finding import ERROR, WARNING, Finding, counted
 
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -23,10 +23,15 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "lora_bias": (False, None),
     "use_qalora": (False, None),
     "target_parameters": (None, []),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica"),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None,),
+    **dict.fromkeys(("use_bdlora", "arrow_config", "kasa_config", "monteclora_config"), (None, False)),
 }
 """Entries of `adapter_config.json` -> the values with which merging is W + scale B A, and nothing else.
 
-Weights of `modules_to_save` take the place of the base model's.
+Other ways to begin (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) change W, which is not stored: PEFT does it again when it
+loads the adapter. Weights of `modules_to_save` take the place of the base model's.
 """
 
 
@@ -52,6 +57,30 @@ class WithAdapter(AnyCheckpoint):
             fix = "they are taken, as PEFT does with modules_to_save and resized embeddings"
             self.findings.append(Finding("whole-weights", WARNING, said, fix, True))
         self.tensors = {**base.tensors, **{name: replace(info, name=name) for name, info in lora.items()}}
+
+    def untied(self, tied: Mapping[str, str]) -> list[Finding]:
+        """Weights that `modules_to_save` replaces where the base ties others to them, which PEFT leaves as they were.
+
+        Args:
+            tied: name -> name of the tensor that it is tied to, in the base model.
+        """
+        settings = self.of_adapter.adapter or {}
+        saved = settings.get("modules_to_save") or []
+        split = [
+            (name, source)
+            for name, source in tied.items()
+            if source in self.own and name not in self.own and source.split(".")[-2] in saved
+        ]
+        if not split or settings.get("ensure_weight_tying"):
+            return []
+        name, source = split[0]
+        said = (
+            f"the adapter has {shown(source)} (modules_to_save), and {shown(name)}, tied to it in the base model, stays"
+        )
+        fix = (
+            "PEFT computes with both: use merge_and_unload() of PEFT, and save the head with tie_word_embeddings false"
+        )
+        return [Finding("unmerged", ERROR, said, fix, names=(source, name))]
 
     def member(self, name: str) -> Any:
         """See `Checkpoint.member`: a file that the adapter's folder lacks is the base model's."""

@@ -24,6 +24,7 @@ from blockformer.files.quiet import quiet
 from blockformer.files.safetensors_io import TensorInfo
 from blockformer.publishing.repo_code import full_auto_map
 
+from .adapters import WithAdapter
 from .any_checkpoint import AnyCheckpoint, Changed
 from .as_it_is import foreign, layouts_as_it_is
 from .early_settings import of_tokens, settled
@@ -273,7 +274,7 @@ def _names_and_shapes(
     missing = {name: shape for name, shape in missing.items() if name not in joined.filled}
     groups = with_sources(groups, own)
     groups, of_lora, of_merge = merged(groups, plain.lora, names, checkpoint, options)
-    findings += of_lora
+    findings += [*of_lora, *(checkpoint.untied(layouts.tied) if isinstance(checkpoint, WithAdapter) else ())]
     changes += of_merge
     kept = with_sources([copy_of(name, header) for name, header in unknown.items()], own)
     found.groups = _cast([*groups, *kept], options.dtype)

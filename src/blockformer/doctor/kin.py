@@ -1,53 +1,76 @@
 """Which families a checkpoint without a config may be of, by the names of its tensors only."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from functools import cache
 
-from blockformer.conversion.families.registry import FAMILIES
+from transformers import PretrainedConfig
+
+from blockformer.conversion.families.head import Head
+from blockformer.conversion.families.registry import FAMILIES, Family
 from blockformer.conversion.rules.patterns import Pattern, Places, tuple_of
+from blockformer.conversion.storage.variant import CheckpointVariant
+from blockformer.files.errors import ConversionError
 from blockformer.files.quiet import quiet
+from blockformer.presets import preset
 
 NEAR = 0.9
 """The share of a checkpoint's names that a family must have, to be named."""
 
 
 @cache
-def _patterns(name: str) -> tuple[tuple[Pattern, ...], int]:
-    """The names of a family's tensors, with placeholders, and how many of them every model of it has, without heads.
+def _patterns(name: str) -> tuple[tuple[Pattern, ...], frozenset[str]]:
+    """The names of a family's tensors, with placeholders, and the weights that its first head has, without numbers.
 
     They are the names of the official class and of its files, with all heads, for a usual config.
     """
     family = FAMILIES[name]
     names: dict[str, None] = {}
-    of_body = 0
+    usual: frozenset[str] = frozenset()
     for head in family.heads:
         with quiet(errors=True):
             try:
-                variant = family.names.variant_of({"architectures": [head.official]}, None)
-                config = family.settings.our_config(family.config_from({"architectures": [head.official]}, variant))
+                variant, config = _usual(family, head)
                 rules = [*family.names.layout(variant, config).rules, *family.names.storage(variant, config)]
-                spelled = family.names.spelled(variant)
-            except Exception:  # nosec B112 # a head whose config has no defaults
+                traits = {each.name for several in family.names.alternatives(head) for each in several if each.ends}
+                variants = [variant, *(replace(variant, traits=variant.traits | {each}) for each in sorted(traits))]
+                spelled = [*map(family.names.spelled, variants)]
+            except Exception:  # nosec B112 # a decoder's head of an encoder
                 continue
-        names |= dict.fromkeys(spelled.to_file(source) for rule in rules for source in tuple_of(rule.source))
-        of_body = of_body or len(names)
-    return tuple(Pattern(each) for each in names), of_body
+        sources = [source for rule in rules for source in tuple_of(rule.source)]
+        names |= dict.fromkeys(each.to_file(source) for each in spelled for source in sources)
+        usual = usual or _without_numbers(map(spelled[0].to_file, sources))
+    return tuple(Pattern(each) for each in names), usual
+
+
+def _without_numbers(names: Iterable[str]) -> frozenset[str]:
+    """The names of weights, those of all layers alike. A family's rules have a bias for nearly every one of them."""
+    return frozenset(re.sub(r"\{\w+\}|\b\d+\b", "0", name) for name in names if name.endswith(".weight"))
+
+
+def _usual(family: Family, head: Head) -> tuple[CheckpointVariant, PretrainedConfig]:
+    """A usual config: the official class's defaults or, where ours refuses them, the family's preset."""
+    official = {"architectures": [head.official]}
+    variant = family.names.variant_of(official, None)
+    try:
+        return variant, family.settings.our_config(family.config_from(official, variant))
+    except ConversionError:
+        config = preset(family.name)
+        config.architectures = [head.ours]
+        return family.names.variant_for(config), config
 
 
 def kin(names: Collection[str]) -> list[tuple[str, float]]:
     """Families with the share of the names that they have, the likeliest first; at least `NEAR`."""
     found = []
+    held = _without_numbers(names)
     for family in FAMILIES:
-        patterns, of_body = _patterns(family)
+        patterns, usual = _patterns(family)
         places = Places([[pattern] for pattern in patterns])
-        hits, used = 0, set()
-        for name in names:
-            matching = [each for each in places.near(name) if each[2].match(name) is not None]
-            hits += bool(matching)
-            used |= {each[0] for each in matching}
+        hits = sum(any(each[2].match(name) is not None for each in places.near(name)) for name in names)
         if names and hits >= NEAR * len(names):
-            lacking = of_body - len([index for index in used if index < of_body])
-            found.append((family, hits / len(names), -lacking))
+            found.append((family, hits / len(names), -len(usual - held)))
     found.sort(key=lambda each: (each[1], each[2]), reverse=True)
     return [(family, share) for family, share, lacking in found if (share, lacking) == found[0][1:]]
 

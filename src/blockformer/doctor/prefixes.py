@@ -17,7 +17,7 @@ OF = {
     "_forward_module.": "Lightning Fabric",
 }
 """Beginnings of names -> what puts them there."""
-IN_ADAPTED = ("base_layer", "modules_to_save.default", "original_module")
+IN_ADAPTED = ("base_layer", "modules_to_save.default", "modules_to_save", "original_module")
 """Parts of names in a model that PEFT has adapted."""
 LORA = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
 LONGEST = 4
@@ -92,6 +92,8 @@ def _without_parts(names: Iterable[str]) -> tuple[dict[str, str], dict[str, tupl
                 parts[part] = (*parts.get(part, ()), name)
         if "original_module" in parts and name in parts["original_module"]:
             continue  # the weights from before the ones in modules_to_save
+        if ".modules_to_save." in name:  # an adapter may have them twice, and its base model has others
+            plain[new] = name
         plain.setdefault(new, name)
     return plain, parts
 

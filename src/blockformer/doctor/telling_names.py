@@ -73,10 +73,11 @@ def _several(names: Collection[str], known: Collection[str]) -> Finding | None:
     """Several models, each with its own prefix, such as a teacher and a student."""
     plain = _without_common_beginning(names)
     groups: dict[str, int] = defaultdict(int)
+    of_heads = {f"{name.partition('.')[0]}." for name in plain if name in known}
     for name in plain:
         start, _, rest = name.partition(".")
         groups["" if name in known else f"{start}." if rest in known else "-"] += 1
-    found = [start for start, count in groups.items() if start != "-" and count >= FEWEST]
+    found = [start for start, count in groups.items() if start not in {"-", *of_heads} and count >= FEWEST]
     if len(found) < 2:
         return None
     said = " and ".join(f"{counted(groups[start], 'name')} that {_begins(start)}" for start in sorted(found))

@@ -22,8 +22,9 @@ def of_no_family(names: Collection[str], config: Mapping[str, Any], folder: Path
         config: what there is of `config.json`.
         folder: of the checkpoint.
     """
-    plain = unwrapped(names, all_known_beginnings())
-    fitting = [name for name, _ in kin([*plain.names])] if len(plain.names) >= FEWEST else []
+    fitting = [name for name, _ in kin(names)] if len(names) >= FEWEST else []
+    plain = unwrapped([] if fitting else names, all_known_beginnings())
+    fitting = fitting or ([name for name, _ in kin([*plain.names])] if len(plain.names) >= FEWEST else [])
     missing = "config.json: model_type is missing" if config else "config.json is missing"
     if not config and (folder / "config.json").exists():
         missing = "config.json cannot be read"
@@ -33,4 +34,5 @@ def of_no_family(names: Collection[str], config: Mapping[str, Any], folder: Path
     else:
         said = f"{missing}, and the tensors have the names of {', '.join(fitting[:8])}"
         fix = where_config_is(folder)
+        fix = 'write the "model_type" that it is, or name it with --family' if config else fix
     return [*(plain.findings if fitting else []), Finding("config", ERROR, said, fix, names=tuple(fitting))]
