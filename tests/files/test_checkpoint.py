@@ -462,7 +462,7 @@ def test_pickle_payload_is_refused_and_not_run(tmp_path: Path, form: str, monkey
         ({"a": torch.zeros(1), "steps": [3]}, "'steps': is a list"),
         ({"step": 3}, "'step': is a int"),
         ({1: torch.zeros(1)}, "name is a int"),
-        ({"a": torch.eye(2).to_sparse()}, "not a plain tensor"),
+        ({"a": torch.eye(2).to_sparse()}, "not a plain tensor|more than plain tensors"),  # torch 2.15 refuses it first
         ({"a": torch.zeros(2, device="meta")}, "not a plain tensor"),
         ({"a": torch.zeros(2, dtype=torch.complex128)}, "has the dtype"),
         ({"a": torch.zeros(1).expand(1 << 40)}, "larger than its stored data"),
