@@ -319,6 +319,34 @@ def test_continuous_batching(windows, attention):
         assert {tuple(result.prompt_ids): result.generated_tokens for result in results.values()} == singles
 
 
+@pytest.mark.parametrize("caps", [{"attn_logit_softcapping": 2.0}, {"attention_sinks": True}])
+def test_continuous_batching_with_caps_and_sinks(caps):
+    """Their attention is eager, and reads keys of earlier tokens too."""
+    ours = model(**caps)
+    for layer in ours.model.layers if "attention_sinks" in caps else ():
+        torch.nn.init.normal_(layer.self_attn.sinks, std=3.0, generator=torch.Generator().manual_seed(0))
+    prompts = [token_ids(1, length, seed=length)[0].tolist() for length in (5, 12, 3)]
+    singles = {tuple(prompt): text_of(ours, torch.tensor([prompt]), min_new_tokens=0) for prompt in prompts}
+    settings = GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=2, pad_token_id=0)
+    batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=16)
+    for result in ours.generate_batch(
+        prompts, generation_config=settings, continuous_batching_config=batching
+    ).values():
+        assert result.generated_tokens == singles[tuple(result.prompt_ids)][0, len(result.prompt_ids) :].tolist()
+
+
+@pytest.mark.parametrize("position_type", ["alibi", "relative_bias", "relative_key"])
+def test_continuous_batching_is_refused_with_relative_positions(position_type):
+    settings = GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=2, pad_token_id=0)
+    batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=16)
+    (result,) = (
+        model(position_type=position_type, rope_parameters=None)
+        .generate_batch([[5, 6, 7]], generation_config=settings, continuous_batching_config=batching)
+        .values()
+    )
+    assert "generate_batch does not say where keys are" in result.error
+
+
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
 def test_encoder_states_reach_the_cross_attention(settings):
     ours = model(add_cross_attention=True, initializer_range=0.3)

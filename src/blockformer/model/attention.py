@@ -24,8 +24,7 @@ def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
     if module.has_relative_terms and module.is_causal and any(each.requires_grad for each in (query, key, value)):
         # Where a token sees nothing, PyTorch's kernels take each of its probabilities for 1 in the backward pass.
         is_eager = bool((mask.amax(-1) <= torch.finfo(mask.dtype).min).any()) if is_readable(mask) else mask.size(0) > 1
-    attend = causal_attention if is_eager else LIBRARY["sdpa"]
-    return attend(module, query, key, value, attention_mask, **kwargs)
+    return (causal_attention if is_eager else LIBRARY["sdpa"])(module, query, key, value, attention_mask, **kwargs)
 
 
 # These models' own table. It includes everything that is registered for all models, or put into the library's table.
@@ -43,8 +42,7 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     Queries [B, H, T, D], keys and values [B, K, S, D], an additive or boolean mask (True is visible) [B, 1 or H, T, S]
     or None -> the weighted values [B, T, H, D] and the probabilities [B, H, T, S].
     """
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
+    if (groups := query.shape[1] // key.shape[1]) > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * scaling
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
@@ -358,8 +356,9 @@ class Attention(nn.Module):
         return query, key, self._split_heads(value)
 
     def _with_past(self, key, value, past_key_values, kwargs):
-        if CACHE in kwargs:  # a paged one, by the newest name, which tells the backend more by keyword
-            return kwargs.pop(CACHE).update(key, value, self.layer_idx, kwargs)
+        by_backend = CACHE != "cache" and not (self.projects_states and self.config._attn_implementation == "sdpa")
+        if "cache" in kwargs and not by_backend:  # of generate_batch; its update tells the backend more by keyword
+            return kwargs.pop("cache").update(key, value, self.layer_idx, kwargs)
         own = getattr(past_key_values, "self_attention_cache", past_key_values)
         return (key, value) if own is None else own.update(key, value, self.layer_idx)
 
@@ -381,8 +380,7 @@ class Attention(nn.Module):
 
     def _relative_mask(self, query, key, attention_mask, distances, places):
         """The mask [1 or B, H, T, S] with the relative terms of the remaining heads in it."""
-        terms = self._own_terms(query, key, distances, places)
-        if terms is not None:
+        if (terms := self._own_terms(query, key, distances, places)) is not None:
             terms = self._own_heads(terms, 1, query.shape[1]).to(query.dtype)
             return with_bias(self.config, attention_mask, terms, places if self.is_causal else None)
         return self._own_heads(attention_mask, 1, query.shape[1])  # the stack has put the bias of all layers into it

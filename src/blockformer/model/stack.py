@@ -122,6 +122,8 @@ class Stack(BlockformerPreTrainedModel):
             position_ids = flattened_positions(starts, tokens.shape[:2])
         if position_ids is not None:  # counted ones do not reach the attention backend: see `StackInputs`
             check_positions(self.config, position_ids, tokens.shape[:2], None)
+        if "cache" in kwargs and any(map(self.config.scheme, ("biases", "key_terms"))):
+            raise ValueError("generate_batch does not say where keys are, which relative positions need: use generate.")
         use_cache = self._uses_cache(use_cache, past_key_values)
         kwargs = kwargs if getattr(self.config, "is_causal", True) else {"is_causal": False} | kwargs  # set by hand
 
