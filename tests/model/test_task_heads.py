@@ -258,15 +258,22 @@ def test_trainer_passes_the_segments_of_a_sentence_pair_on(tmp_path, column):
     assert (output.predictions.argmax(-1) == output.label_ids).mean() > 0.95
 
 
+OF_DEBERTA = {
+    "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "share_att_key": True,
+    "norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0,
+}  # fmt: skip
+
+
 @pytest.mark.versions
 @pytest.mark.parametrize("side", ["right", "none"])
-@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "DebertaV2"])
 def test_padded_question_answering_ends_where_that_of_transformers_ends(family, side, tmp_path):
     """The softmax goes over padding too, so padding must have the states that it has there."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=40, initializer_range=0.3, pad_token_id=1, type_vocab_size=2,
+        max_position_embeddings=40, initializer_range=0.3, pad_token_id=1,
+        **(OF_DEBERTA if family == "DebertaV2" else {"type_vocab_size": 2}),
         dim=32, hidden_dim=48, n_layers=2, n_heads=4,
     )  # fmt: skip
     theirs = getattr(transformers, f"{family}ForQuestionAnswering")(config).eval()

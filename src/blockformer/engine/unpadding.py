@@ -224,20 +224,20 @@ class KnowsUnpadding:
     relative_keys: Any
     relative_bias: Any
 
-    def _relative_mask(self, query, key, attention_mask, distances, places):
-        whole = super()._relative_mask  # type: ignore[misc]
+    def _with_terms(self, query, key, attention_mask, distances, places):
+        whole = super()._with_terms  # type: ignore[misc]
         if not isinstance(attention_mask, Unpadding):
             return whole(query, key, attention_mask, distances, places)
         has_own = self.relative_keys is not None or self.relative_bias is not None
         if not has_own and attention_mask.bias is not None and attention_mask.bias.shape[1] == query.shape[1]:
-            return attention_mask  # it has the bias of all layers
-        return attention_mask.with_masks(self._masks(attention_mask, whole, query, key, distances))
+            return query, attention_mask  # it has the bias of all layers
+        return query, attention_mask.with_masks(self._masks(attention_mask, whole, query, key, distances))
 
     def _masks(self, unpadding, whole, query, key, distances):
         """One mask a sequence, made when it is due."""
         parts_of_each = zip(unpadding.split(query), unpadding.split(key), strict=True)
         for mask, parts in zip(unpadding.mask_of_each(), parts_of_each, strict=True):
-            yield whole(*parts, mask, distances, torch.arange(parts[0].shape[2], device=query.device))
+            yield whole(*parts, mask, distances, torch.arange(parts[0].shape[2], device=query.device))[1]
 
 
 # Scores of a sequence, times the width of all heads, up to which a separate matmul costs more than padding it, on a

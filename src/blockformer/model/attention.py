@@ -298,7 +298,7 @@ class Attention(nn.Module):
             key, value = self.before_cache(key, value, earlier)
             key, value = self._with_past(key, value, past_key_values, kwargs)  # [B, K, S, D]
         if self.has_relative_terms:
-            attention_mask = self._relative_mask(query, key, attention_mask, distances, places)
+            query, attention_mask = self._with_terms(query, key, attention_mask, distances, places)
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
         if self.has_sinks:
@@ -378,12 +378,12 @@ class Attention(nn.Module):
         past_key_values.is_updated[self.layer_idx] = True  # last: what fails before leaves no hole
         return keys_values
 
-    def _relative_mask(self, query, key, attention_mask, distances, places):
-        """The mask [1 or B, H, T, S] with the relative terms of the remaining heads in it."""
+    def _with_terms(self, query, key, attention_mask, distances, places):
+        """Queries, and the mask [1 or B, H, T, S] with the relative terms of the remaining heads in it."""
         if (terms := self._own_terms(query, key, distances, places)) is not None:
             terms = self._own_heads(terms, 1, query.shape[1]).to(query.dtype)
-            return with_bias(self.config, attention_mask, terms, places if self.is_causal else None)
-        return self._own_heads(attention_mask, 1, query.shape[1])  # the stack has put the bias of all layers into it
+            return query, with_bias(self.config, attention_mask, terms, places if self.is_causal else None)
+        return query, self._own_heads(attention_mask, 1, query.shape[1])  # the stack has put in the bias of all layers
 
     def _own_terms(self, query, key, distances, places):
         """What only this layer adds to the scores, [1 or B, H, T, S], or None."""

@@ -48,15 +48,29 @@ class Distances(nn.Module):
         return self.norm(self.embedding.weight)
 
 
+def padding_of(mask):
+    """What is padding in a mask [B, 1, T, T]: it does not see itself. bool [B, 1, T, 1]."""
+    sees_itself = mask.diagonal(dim1=-2, dim2=-1)[..., None]
+    return ~sees_itself if mask.dtype == torch.bool else sees_itself < 0
+
+
 class DisentangledAttention(Attention):
     """Scores q_i · k_j + q_i · K(d) + k_j · Q(d), with Q and K, the layer's projections, of the vector of distance d.
 
-    Distances up to half of the buckets have a bucket each, farther ones share one, wider with the logarithm.
+    Distances up to half of the buckets have a bucket each, farther ones share one, wider with the logarithm. Padding
+    sees all tokens alike, as in the official class: some heads read its states.
     """
 
     def __init__(self, config, *others):
         super().__init__(config, *others)
         self.distance_dropout = nn.Dropout(config.hidden_dropout)
+
+    def _with_terms(self, query, key, attention_mask, distances, places):
+        query, mask = super()._with_terms(query, key, attention_mask, distances, places)
+        if not isinstance(attention_mask, torch.Tensor):
+            return query, mask
+        is_padding = padding_of(attention_mask)
+        return query.masked_fill(is_padding, 0), mask.masked_fill(is_padding, torch.finfo(mask.dtype).min)
 
     def _own_terms(self, query, key, distances, places):
         return self._terms_of(query, key, *self._of_distances(distances))

@@ -16,7 +16,7 @@ from .axes import axis  # noqa: F401
 from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
-from .disentangled import Distances  # noqa: F401
+from .disentangled import padding_of
 from .feed_forward import make_activation
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
@@ -108,6 +108,13 @@ class BlockformerEncoderModel(Stack):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named):
+        """As in any stack; with disentangled attention, padding begins at 0, as in DeBERTa's official class."""
+        mask = layer_inputs.masks.get("full_attention")
+        if self.has_distances and isinstance(mask, torch.Tensor):
+            hidden_states = hidden_states.masked_fill(padding_of(mask)[:, 0], 0)
+        return super().run_layers(hidden_states, encoder_hidden_states, layer_inputs, named)
 
     def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids, *where):
         """See `Stack._embed_tokens`; `where` are the mask and the positions that say which tokens are a text's."""
