@@ -13,7 +13,7 @@ from blockformer.conversion.rules.patterns import Pattern, Places, tuple_of
 from blockformer.conversion.storage.variant import CheckpointVariant
 from blockformer.files.errors import ConversionError
 from blockformer.files.quiet import quiet
-from blockformer.presets import preset
+from blockformer.model.axes import axes
 
 NEAR = 0.9
 """The share of a checkpoint's names that a family must have, to be named."""
@@ -56,8 +56,10 @@ def _usual(family: Family, head: Head) -> tuple[CheckpointVariant, PretrainedCon
     try:
         return variant, family.settings.our_config(family.config_from(official, variant))
     except ConversionError:
-        config = preset(family.name)
-        config.architectures = [head.ours]
+        chosen = {} if family.preset is None else dict(family.preset.settings)
+        known = {name: each.default for name, each in axes(head.config_class).items()} | chosen
+        settings = {name: value(known) if callable(value) else value for name, value in chosen.items()}
+        config = head.config_class(architectures=[head.ours], **settings)
         return family.names.variant_for(config), config
 
 
