@@ -1,7 +1,7 @@
 """Fast paths for particular processors. They plug into the model from outside; no published repo carries them.
 
 Private names of the libraries, and what happens if one disappears. First those that the code of a published repo uses,
-torch's (seen in 2.6 to 2.14) and transformers' (5.5 to 5.24):
+torch's (seen in 2.6 to 2.15) and transformers' (5.5 to 5.24):
 
 - `_no_split_modules`, `_skip_keys_device_placement` (PreTrainedModel): `device_map` splits a layer, or copies a cache.
 - `_tp_plan`, `_pp_plan` (heads): tensor and pipeline parallelism leave the head whole.
