@@ -5,10 +5,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..files.atomic import MARK
+
 SIGNATURE = "model.sig"
 """The signature's file in a repo, a Sigstore bundle."""
-UNSIGNED = (SIGNATURE, ".blockformer.json")
-"""Files that a signature does not cover: itself, and the times of the files. Nor are the files of git."""
+UNSIGNED = (SIGNATURE, MARK)
+"""Files that a signature does not cover: itself, and the mark with times of files. Nor are the files of git."""
 
 
 class SigningError(ValueError):
