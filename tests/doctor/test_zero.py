@@ -47,7 +47,9 @@ def test_every_stage(tmp_path, stage, world, how):
 def test_weights_that_were_frozen_are_there_too(tmp_path, stage):
     _, weights = of_zero(tmp_path / "run", stage, frozen=("model.embed_tokens.weight", "model.norm.weight"))
     mend(tmp_path / "run/global_step5", tmp_path / "out", tmp_path / "run")
-    for name, each in load_file(tmp_path / "out/model.safetensors").items():
+    found = load_file(tmp_path / "out/model.safetensors")
+    assert found.keys() == weights.keys()
+    for name, each in found.items():
         is_frozen = name in ("model.embed_tokens.weight", "model.norm.weight")
         assert torch.equal(each, weights[name].bfloat16() if is_frozen else weights[name]), name
 

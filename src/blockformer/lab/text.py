@@ -25,7 +25,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise LabError(f"the tokenizer {name} cannot be loaded: {str(error).splitlines()[0]}") from error
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise LabError(f"the tokenizer {name} cannot be loaded: {first}") from error
     if tokenizer.eos_token_id is None:
         raise LabError(f"the tokenizer {name} has no token for the end of a text")
     return tokenizer
