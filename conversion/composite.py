@@ -20,6 +20,7 @@ from blockformer.files.sizes import format_size
 from blockformer.files.sources import Source
 
 from .families.composites import Text, text_of
+from .storage.low_bits import FIELD
 
 PREFIXES = (
     *(("language_model.model.", "language_model."), ("model.language_model.", ""), ("model.", "")),
@@ -90,11 +91,9 @@ class TextCheckpoint(Checkpoint):
         parts = (info.name.split(".") for info in self.left)
         towers = dict.fromkeys(next((part for part in each if part != "model"), "") for each in parts)
         kind = ("an " if self.text.model_type[0] in "aeiou" else "a ") + self.text.model_type
-        return (
-            f"this is the text model of {kind} checkpoint; {count} tensors ({format_size(nbytes)}) "
-            f"of {', '.join(towers) or 'nothing'} stay there, and `--to official --into` puts the text back next to "
-            "them"
-        )
+        there = f"{count} tensors ({format_size(nbytes)}) of {', '.join(towers) or 'nothing'} stay there"
+        back = "" if FIELD in self.config else ", and `--to official --into` puts the text back next to them"
+        return f"this is the text model of {kind} checkpoint; {there}{back}"
 
     def fingerprint(self) -> dict[str, Any]:
         """What tells this composite from others: its type, its `config.json`, and the tensors that are left."""

@@ -25,6 +25,7 @@ from .families.settings import ABOUT_THE_FILE
 from .origin import Origin, read_origin
 from .plan import Plan
 from .rules.groups import Group, targets_of
+from .storage.low_bits import FIELD
 from .uses import HEAD, TIED
 from .values import TOKENS
 from .writing import CheckpointWeights, check_tied_targets
@@ -102,6 +103,11 @@ def composite(into: str | PathLike[str] | None) -> Iterator[TextCheckpoint | Non
             raise ConversionError(
                 f"{into}: model_type is {shown(text.config.get('model_type'))}, which has no towers next to a text "
                 "model; into (--into) names the checkpoint that the text was made from"
+            )
+        if FIELD in text.config:
+            raise ConversionError(
+                f"{into}: its text has FP8 weights, and a text in bfloat16 cannot be written over them; leave out into "
+                "(--into), or name the checkpoint with plain weights"
             )
         if any(info.file.suffix != ".safetensors" for info in text.tensors.values()) or place.around is not None:
             raise ConversionError(f"{into}: only safetensors files next to config.json can be written into")

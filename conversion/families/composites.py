@@ -16,6 +16,8 @@ from blockformer.files.config_file import NEVER_FOLLOWED
 from blockformer.files.errors import ConversionError, reason_of, shown
 from blockformer.files.quantized import FIELDS
 
+from ..storage.fp8 import FP8
+from ..storage.low_bits import FIELD
 from ..values import AXES, TOKENS
 from .head import RELEASED
 from .registry import Family, family_by_name
@@ -142,9 +144,10 @@ def text_of(entries: Mapping[str, Any]) -> Text | None:
             f"config.json: architectures is {shown(named)}; of {model_type!r} only {record.model_class_name} is read"
         )
     inner = entries.get("text_config")
-    if any(entries.get(name) or (isinstance(inner, Mapping) and inner.get(name)) for name in FIELDS):
+    told = [name for each in (entries, inner) if isinstance(each, Mapping) for name in FIELDS if each.get(name)]
+    if told and not (told == [FIELD] and FP8.is_told(entries)):
         raise ConversionError(
-            f"config.json: low-bit weights are not read in a checkpoint of {model_type!r}; use the one with "
+            f"config.json: of low-bit weights only FP8 is read in a checkpoint of {model_type!r}; use the one with "
             "plain weights, or make them with dequantize() of transformers"
         )
     whole = _whole(record, entries)
@@ -155,7 +158,8 @@ def text_of(entries: Mapping[str, Any]) -> Text | None:
             f"can be of {', '.join(record.families)}"
         )
     family = family_by_name(record.families[text.model_type])
-    return Text(model_type, whole, family, _entries(entries, whole, family, record))
+    text_entries = _entries(entries, whole, family, record) | ({FIELD: entries[FIELD]} if told else {})
+    return Text(model_type, whole, family, text_entries)
 
 
 def _whole(record: Composite, entries: Mapping[str, Any]) -> PretrainedConfig:

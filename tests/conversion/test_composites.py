@@ -504,13 +504,60 @@ def test_the_command_line_goes_both_ways(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["mistral3 of ministral3", "qwen3_vl"])
+@pytest.mark.parametrize("in_blocks", [False, True], ids=["one factor", "blocks"])
+def test_a_text_of_8_bits_becomes_plain(tmp_path, kind, in_blocks):
+    """As Ministral 3 and Devstral Small 2 (one factor a matrix, inputs of 8 bits), and Qwen3-VL (blocks) publish it."""
+    src, dst, out = (tmp_path / name for name in ("src", "dst", "out"))
+    whole_folder(src, kind)
+    plain = {name: each.bfloat16() for path in src.glob("*.safetensors") for name, each in load_file(path).items()}
+    changes, generator = {}, torch.Generator().manual_seed(0)
+    for name in [name for name in plain if "language_model" in name and name.endswith("_proj.weight")]:
+        weight = plain[name].float()
+        blocks = [-(-size // 128) for size in weight.shape] if in_blocks else []
+        factors = (torch.rand(blocks, generator=generator) * 0.002 + 0.001).bfloat16()
+        low = (weight / factors.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+        plain[name] = (low.float() * factors.float()).bfloat16()
+        changes |= {name: low, f"{name}_scale_inv": factors}
+        if not in_blocks:
+            changes[name.removesuffix("weight") + "activation_scale"] = torch.tensor(0.02, dtype=torch.bfloat16)
+    assert changes
+    rewrite(src, {**plain, **changes})
+    told = {"quant_method": "fp8", "activation_scheme": "dynamic" if in_blocks else "static", "dequantize": False}
+    told |= {"weight_block_size": [128, 128] if in_blocks else None, "modules_to_not_convert": ["lm_head"]}
+    edit_config(src, quantization_config=told, dtype="bfloat16")
+    report = convert(src, dst)
+    assert_verified(report)
+    assert any("FP8 weights have become bfloat16" in note for note in report.notes)
+    assert not any("--into" in note for note in report.notes)
+    rewrite(out, plain, like=src)
+    whole = type(whole_model(kind)).from_pretrained(out, dtype=torch.float32)
+    assert_same_text(blockformer.from_official(dst, dtype=torch.float32), whole)
+    with pytest.warns(UserWarning, match="stay there|have become bfloat16"):
+        assert_same_text(blockformer.from_official(src, dtype=torch.float32), whole)
+    assert any("stored in FP8" in note for note in summarize(src).notes)
+    assert diagnose(src, quick=True).status == 0
+    with pytest.raises(ConversionError, match="its text has FP8 weights"):
+        convert(dst, tmp_path / "back", to_official=True, into=src)
+
+
+def rewrite(folder, tensors, like=None):
+    """Put these tensors in place of a folder's, in one file; of a new folder the rest is as in another one."""
+    if like is not None:
+        shutil.copytree(like, folder)
+        edit_config(folder, quantization_config=...)
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
+        path.unlink()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 REFUSED = {
     "other architectures": ({"architectures": ["Gemma3Model"]}, "only Gemma3ForConditionalGeneration is read"),
     "another text": (
         {"text_config": {**WHOLE["gemma3"]["text_config"], "model_type": "llama"}},
         "text_config is of 'llama'",
     ),
-    "few bits": ({"quantization_config": {"quant_method": "awq"}}, "low-bit weights are not read"),
+    "few bits": ({"quantization_config": {"quant_method": "awq"}}, "of low-bit weights only FP8 is read"),
     "bad settings": ({"vision_config": 3}, "Gemma3Config refuses it"),
 }
 
