@@ -1,6 +1,6 @@
 """Weights in few bits: what every format of them says of itself, and a checkpoint as if its weights were plain.
 
-Each format is one object (`AWQ`, `FP8`, `MXFP4`; `formats.py` lists them) that checkpoints of any family may have:
+Each format is one object (`AWQ`, `FP8` and others; `formats.py` lists them) that checkpoints of any family may have:
 `convert`, `from_official` and `inspect` ask it, and the family's rules see plain weights.
 """
 

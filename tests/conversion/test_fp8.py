@@ -133,6 +133,62 @@ def test_other_factors_that_transformers_reads(tmp_path, make):
         assert_close(ours.float()(ids).logits, theirs.float()(ids).logits)
 
 
+def compressed(folder, strategy, **of_weights):
+    """A checkpoint as compressed-tensors 0.20 writes it; gives the weights that it stands for."""
+    quantized(folder, "qwen3")
+    plain, tensors = {}, {}
+    for key, weight in load_file(folder / "model.safetensors").items():
+        if key.endswith("_scale_inv"):
+            continue
+        plain[key] = tensors[key] = weight
+        if weight.dtype is torch.float8_e4m3fn:
+            sizes = {"tensor": [1], "channel": [len(weight), 1], "block": [-(-size // 128) for size in weight.shape]}
+            factors = (torch.rand(sizes[strategy]) * 0.002 + 0.001).bfloat16()
+            spread = factors_of(factors.float(), weight) if strategy == "block" else factors.float()
+            plain[key] = (weight.float() * spread).bfloat16()
+            tensors[f"{key}_scale"] = factors
+            if strategy == "tensor":
+                tensors[key.replace(".weight", ".input_scale")] = torch.ones(1).bfloat16()
+    edit_tensors(folder, lambda _: tensors)
+    weights = {
+        "num_bits": 8,
+        "type": "float",
+        "symmetric": True,
+        "strategy": strategy,
+        "dynamic": False,
+        "group_size": None,
+    }
+    weights |= {"block_structure": [128, 128] if strategy == "block" else None, **of_weights}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    told = {"quant_method": "compressed-tensors", "quantization_status": "compressed", "sparsity_config": {}}
+    told |= {"format": "naive-quantized" if strategy == "block" else "float-quantized", "ignore": ["lm_head"]}
+    edit_config(folder, quantization_config={**told, "config_groups": {"group_0": group}, "kv_cache_scheme": None})
+    return plain
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "block"])
+def test_those_of_compressed_tensors(tmp_path, strategy):
+    plain = compressed(tmp_path / "src", strategy)
+    report = convert(tmp_path / "src", tmp_path / "repo")
+    assert_verified(report)
+    assert any("FP8 weights have become bfloat16" in note for note in report.notes)
+    convert(tmp_path / "repo", tmp_path / "back", to_official=True)
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert back.keys() == plain.keys()
+    assert all(torch.equal(back[key], weight) for key, weight in plain.items())
+
+
+def test_other_weights_of_compressed_tensors_are_refused(tmp_path):
+    compressed(tmp_path / "src", "channel", num_bits=4)
+    with pytest.raises(
+        ConversionError, match=r"(?s)FP8 weights of this kind cannot be converted.*num_bits is 4, not 8"
+    ):
+        convert(tmp_path / "src", tmp_path / "repo")
+    edit_config(tmp_path / "src", quantization_config={"quant_method": "compressed-tensors", "format": "int-quantized"})
+    with pytest.raises(ConversionError, match="compressed-tensors"):
+        convert(tmp_path / "src", tmp_path / "repo")
+
+
 def test_layers_after_the_last_are_left_out(tmp_path):
     quantized(tmp_path / "src", "glm4_moe", num_nextn_predict_layers=1)
     extra = {"model.layers.2.eh_proj.weight": torch.randn(32, 64).to(torch.float8_e4m3fn)}
