@@ -115,7 +115,7 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
 
 
 def _are_files(value: Any) -> bool:
-    """Whether this is what a record says of the files next to the weights."""
+    """Whether a record lists these files next to the weights."""
     if not isinstance(value, dict):
         return False
     if not all(isinstance(value.get(each, {}), dict) for each in ("written", "left_out")):

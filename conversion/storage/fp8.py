@@ -50,7 +50,7 @@ _OF_A_GROUP: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Fp8:
-    """A weight [N, K] and its factors, [N / 128, K / 128] rounded up, [N, 1] or a single one -> it in bfloat16.
+    """A weight [N, K] and its factors, [N / 128, K / 128] rounded up, [N, 1] or a single one -> plain, in bfloat16.
 
     A third tensor, the scale of the inputs, is not read. Such weights are not written.
     """
@@ -75,7 +75,7 @@ class _Fp8(LowBitFormat):
     """Matrices of 8 bits, which become bfloat16.
 
     Attributes:
-        inputs: what the factor of a matrix's inputs is called, if these have 8 bits too; plain ones need none.
+        inputs: how the name of the factor for a matrix's inputs ends, if these have 8 bits too. It is not read.
     """
 
     method, ending, stored = "fp8", "_scale_inv", WEIGHT
@@ -112,7 +112,7 @@ class _Fp8(LowBitFormat):
 
 
 class _Compressed(_Fp8):
-    """The same as compressed-tensors writes them; what it has in other formats stays unread."""
+    """FP8 weights as compressed-tensors writes them. Its other formats are not read."""
 
     method, ending, inputs = "compressed-tensors", "_scale", "input_scale"
 

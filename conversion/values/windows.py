@@ -51,5 +51,5 @@ class Window(Value):
         return {name: value for name, value in entries.items() if name in self.known}
 
     def _strange(self, types: Collection[str]) -> str:
-        """The first type of layers, by its name, that is no attention; or ""."""
+        """The name of the first type of layers that is not attention; "" if all are."""
         return min({*types} - {FULL, SLIDING}, default="")

@@ -74,7 +74,7 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def shows_cache(model) -> bool:
-    """Whether a hook, or a function before a method, gets the cache of a model that writes.
+    """Whether a hook, or a function in place of a method, can reach the cache while the model writes.
 
     The decoder and what holds it return the cache; a layer and its parts get it by name.
     """

@@ -45,7 +45,10 @@ def _patterns(name: str) -> tuple[tuple[Pattern, ...], frozenset[str]]:
 
 
 def _without_numbers(names: Iterable[str]) -> frozenset[str]:
-    """The names of weights, those of all layers alike. A family's rules have a bias for nearly every one of them."""
+    """The names of weights, with 0 in place of each number, so that all layers have the same names.
+
+    Biases do not count: a family's rules name one for nearly every weight.
+    """
     return frozenset(re.sub(r"\{\w+\}|\b\d+\b", "0", name) for name in names if name.endswith(".weight"))
 
 

@@ -52,7 +52,7 @@ _TOUCHED = "a module was replaced or wrapped, has a hook, another setting or kin
 class Decoding:
     """Greedy search, sampling and beam search of a prepared model.
 
-    It does not hold the model, which holds it: each call brings its model, so that one is freed with its last name.
+    It does not keep the model, which keeps it: each call passes the model, so `del model` frees its memory.
 
     Args:
         device: the kind of device that it serves.
@@ -132,7 +132,7 @@ class Decoding:
         if self.steps is not None:
             self._find_steps(call)
         if call.watched is None and shows_cache(model):
-            raise OtherLoop("a hook, or a function before a method, gets the cache and might change it")
+            raise OtherLoop("a hook, or a function in place of a method, gets the cache and might change it")
         if call.watched is None and call.beams > 1 and self._sees_beams(model):
             raise OtherLoop("beams share a prompt, which a hook, a part in training mode or other attention would see")
         if call.watched is None and call.kind[1] > 1 and call.runs_code:

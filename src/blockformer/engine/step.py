@@ -130,7 +130,7 @@ class CompiledSteps:
         return self._ordered
 
     def has_moved(self, model) -> bool:
-        """Never: functions look a weight up, wherever it is."""
+        """Never: a compiled function looks up its weights at each call."""
         return False
 
     def refresh(self, model) -> None:
@@ -261,7 +261,7 @@ def join(module: nn.Module) -> dict[nn.Module, nn.Module]:
             if not _can_join(layers):
                 continue
             own = {tensor for layer in layers for tensor in layer.parameters()}
-            if own & joined:  # a weight of several layers can be a view of one matrix only
+            if own & joined:  # a weight that several layers share can be a view of only one matrix
                 continue
             joined |= own
             weight = _in_one([layer.weight for layer in layers])

@@ -214,7 +214,7 @@ class StepFunctions:
         pairs = zip(buffers, self._keeps_state, strict=True)
         buffers = [[*map(torch.clone, pair)] if keeps else pair for pair, keeps in pairs]
         self.computed(input_ids, positions, seen, buffers, *source)
-        gc.collect()  # the compiler's cycles, which hold weights
+        gc.collect()  # the compiler leaves cycles that keep the weights
         self.is_ready = True
 
     def _vary(self, tensor, dim: int | None = None) -> None:

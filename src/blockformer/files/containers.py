@@ -150,12 +150,12 @@ def of_another_index(named: Collection[str], there: Collection[str]) -> tuple[st
 
 
 def misnamed(name: str) -> str:
-    """The sentence on weights under a name that no library looks for."""
+    """The sentence about weights whose file has a name that no library looks for."""
     return f"the weights are called {shown(name)}, and libraries look for {WEIGHTS[0][0]}"
 
 
 def not_finished(part: str) -> str:
-    """The sentence on weights of which a download has left only a part, under this name."""
+    """The sentence about weights of which a download has left only this part."""
     return f"the download of {shown(part.rpartition('.')[0])} was not finished: {shown(part)} is there"
 
 

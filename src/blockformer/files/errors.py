@@ -63,7 +63,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether something failed, and nobody asked to stop. Panics of a tokenizer's Rust code are not an `Exception`."""
+    """Whether an error is a failure, not a request to stop. A panic of a tokenizer's Rust code is not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -81,7 +81,7 @@ def memory_errors() -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, in one line; its kind where it says nothing."""
+    """An error's message in one line; its class if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

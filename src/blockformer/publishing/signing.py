@@ -10,7 +10,7 @@ from ..files.atomic import MARK
 SIGNATURE = "model.sig"
 """The signature's file in a repo, a Sigstore bundle."""
 UNSIGNED = (SIGNATURE, MARK)
-"""Files that a signature does not cover: itself, and the mark with times of files. Nor are the files of git."""
+"""Files that a signature does not cover: itself, the mark that holds times of files, and (not listed) Git's files."""
 
 
 class SigningError(ValueError):

@@ -113,7 +113,7 @@ class _ThroughLogits(torch.autograd.Function):
 
 
 def _wide(dtype):
-    """The dtype of a loss of logits of this one: float32 at least."""
+    """The dtype of a loss from logits of this dtype: float32 at least."""
     return torch.promote_types(dtype, torch.float32)
 
 
