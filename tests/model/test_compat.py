@@ -162,6 +162,9 @@ def test_a_cache_goes_by_both_of_its_names(name):
             assert cache.get_seq_length() == 8
             found.append(model(**source, **{reads: ids[:, 8:], each: cache}).logits)
         assert torch.equal(*found)
-        assert_close(found[0], model(**source, **{reads: ids}).logits[:, -1:])
+        whole = model(**source, **{reads: ids}).logits
+        assert_close(found[0], whole[:, -1:])
+        assert torch.equal(model(**source, **{reads: ids}, cache=None).logits, whole)
+        assert torch.equal(model(**source, **{reads: ids}, cache=None, past_key_values=None).logits, whole)
         with pytest.raises(ValueError, match="two names for one argument"):
             model(**source, **{reads: ids[:, 8:]}, cache=cache, past_key_values=cache)

@@ -322,6 +322,7 @@ def test_without_a_pooler_the_first_token_is_the_summary():
     assert encoder(pooler_act=None)(tokens).pooler_output is None
 
 
+@pytest.mark.versions
 def test_two_halves_of_an_encoder_decoder_model():
     """Of transformers' `EncoderDecoderModel`: cross keys are projected once, and the text is that without a cache."""
     source = encoder(pooler_act=None)

@@ -357,7 +357,7 @@ class Attention(nn.Module):
 
     def _with_past(self, key, value, past_key_values, kwargs):
         by_backend = CACHE != "cache" and not (self.projects_states and self.config._attn_implementation == "sdpa")
-        if "cache" in kwargs and not by_backend:  # of generate_batch; its update tells the backend more by keyword
+        if kwargs.get("cache") is not None and not by_backend:  # of generate_batch; its update tells the backend more
             return kwargs.pop("cache").update(key, value, self.layer_idx, kwargs)
         own = getattr(past_key_values, "self_attention_cache", past_key_values)
         return (key, value) if own is None else own.update(key, value, self.layer_idx)

@@ -60,10 +60,10 @@ def takes_cache(forward):
 
     @functools.wraps(forward)
     def with_either_name(self, *args, **kwargs):
-        if isinstance(kwargs.get("cache"), Cache):
+        if isinstance(kwargs.get("cache", ...), (Cache, type(None))) and (cache := kwargs.pop("cache")) is not None:
             if kwargs.get("past_key_values") is not None:
                 raise ValueError("cache and past_key_values are two names for one argument: pass only one.")
-            kwargs["past_key_values"] = kwargs.pop("cache")
+            kwargs["past_key_values"] = cache
         return forward(self, *args, **kwargs)
 
     with_either_name.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]  # read at each token
