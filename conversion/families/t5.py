@@ -158,25 +158,25 @@ class ScaledHead:
     Once read, the official class knows only `scale_decoder_outputs`; older ones know only `tie_word_embeddings`.
 
     Args:
-        scales: always, never, or None for as the config says.
+        otherwise: whether a class scales them whose config has no `scale_decoder_outputs`: mT5's never does, UMT5's
+            always did up to transformers 5.23.
     """
 
-    def __init__(self, scales: bool | None):
-        self.scales = scales
+    def __init__(self, otherwise: bool):
+        self.otherwise = otherwise
 
     def read(self, official):
-        config = official.config
-        scaled = config.scale_decoder_outputs if self.scales is None else self.scales
-        scale = config.d_model**-0.5 if scaled else 1.0
+        config, is_told = official.config, hasattr(type(official.config)(), "scale_decoder_outputs")
+        scale = config.d_model**-0.5 if (config.scale_decoder_outputs if is_told else self.otherwise) else 1.0
         return {"logit_scale": scale, "tie_word_embeddings": UNTIED not in official.variant.traits}
 
     def write(self, config, head):
         entries = {"tie_word_embeddings": config.tie_word_embeddings}
-        return entries if self.scales is not None else {**entries, "scale_decoder_outputs": config.logit_scale != 1}
+        return {**entries, "scale_decoder_outputs": config.logit_scale != 1} if self.otherwise else entries
 
 
-def t5_settings(scales: bool | None = None) -> EncoderDecoderSettings:
-    """The settings of a T5; `scales` as in `ScaledHead`."""
+def t5_settings(scales: bool = True) -> EncoderDecoderSettings:
+    """The settings of a T5; `scales` is what `ScaledHead` does otherwise."""
     return EncoderDecoderSettings(
         usual=fields_without("bos_token_id"),
         fields={
@@ -289,6 +289,6 @@ UMT5 = Family(
     structure={**STRUCTURE, "relative_bias_per_layer": True},
     fresh={**MT5_FRESH, "logit_scale": by_width},
     names=T5Names(),
-    settings=t5_settings(scales=True),
+    settings=t5_settings(),
     pad_token_learns=True,
 )
