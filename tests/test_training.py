@@ -21,6 +21,7 @@ from pairs import (
 from torch.nn import functional
 from transformers import (
     DataCollatorForLanguageModeling,
+    DynamicCache,
     ModernBertConfig,
     ModernBertForMaskedLM,
     Qwen3ForQuestionAnswering,
@@ -313,6 +314,24 @@ def test_gradient_checkpointing_turns_the_cache_off_and_says_so(caplog):
     assert out.past_key_values is None
     assert "cache" in caplog.text
     assert ours.eval()(ids, use_cache=True).past_key_values.get_seq_length() == 9
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_writes_into_no_cache(reentrant):
+    """A layer that runs again on the way back would write its keys a second time."""
+    ours, ids = model(**SMALL).train(), token_ids(2, 9)
+    plain = gradients_of(ours, ours(ids, labels=ids).loss)
+    ours.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:
+        ours.enable_input_require_grads()
+    cache = DynamicCache(config=ours.config)
+    checkpointed = gradients_of(ours, ours(ids, labels=ids, past_key_values=cache).loss)
+    assert cache.get_seq_length() == 0
+    assert all(torch.equal(gradient, checkpointed[name]) for name, gradient in plain.items())
+    with torch.no_grad():
+        ours(ids, past_key_values=cache)
+    assert cache.get_seq_length() == 9
 
 
 def test_gradient_checkpointing_under_trainer(tmp_path):

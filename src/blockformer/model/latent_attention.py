@@ -92,8 +92,7 @@ class LatentAttention(Attention):
         latents, shared = self._with_past(latents, shared, past_key_values, kwargs)
         if self.config.q_lora_rank is not None:
             hidden_states = self.q_a_norm(self.q_a_proj(hidden_states))
-        query = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        query = rotate(query, *position_embeddings[:2])
+        query = rotate(self._split_heads(self.q_proj(hidden_states)), *position_embeddings[:2])
         query = query * position_embeddings[2] if position_embeddings[2:] else query
         return self.with_heads(query, latents, shared)
 

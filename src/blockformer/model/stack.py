@@ -149,7 +149,8 @@ class Stack(BlockformerPreTrainedModel):
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
         elif use_cache and encoder_hidden_states is not None and not isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache())  # it keeps their keys and values
-        named = named | {"past_key_values": past_key_values, "use_cache": use_cache}
+        recomputes = self.gradient_checkpointing and self.training and torch.is_grad_enabled()  # each would write twice
+        named = named | {"past_key_values": None if recomputes else past_key_values, "use_cache": use_cache}
         states = self.runtime.layers(self, hidden_states, encoder_hidden_states, layer_inputs, named)
 
         cache = {CACHE: past_key_values if use_cache else None}
