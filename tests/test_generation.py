@@ -1,6 +1,7 @@
 """`generate()`: each way of decoding gives the text and the logits of transformers' own model of the same weights."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -375,7 +376,7 @@ def test_gradients_of_a_text_whose_loop_runs_without_its_decorator():
     gradients = []
     for each in pair():
         settings = {"max_new_tokens": 4, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
-        output = each.generate.__wrapped__(each, token_ids(2, 7), **settings)
+        output = inspect.unwrap(each.generate)(each, token_ids(2, 7), **settings)
         torch.stack(output.scores).logsumexp(-1).sum().backward()
         gradients.append(each.get_input_embeddings().weight.grad)
     assert_close(*gradients)

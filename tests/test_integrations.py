@@ -27,6 +27,7 @@ from transformers import (
 )
 
 import blockformer
+from blockformer.model.compat import CACHE
 
 MIXED = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MILD = {"initializer_range": 0.2}
@@ -579,6 +580,8 @@ def test_norms_are_tuned_by_default_where_they_are_in_the_official_class(family,
 @pytest.mark.parametrize("method", ["PrefixTuningConfig", "PromptTuningConfig"])
 def test_trained_prompts_in_the_cache_and_in_the_embeddings(method):
     peft = pytest.importorskip("peft")
+    if CACHE == "cache" and method == "PrefixTuningConfig":
+        pytest.skip("PEFT 0.21 passes prefixes by a name that the classes of transformers 5.24 ignore")
     ids, results = token_ids(2, 9), []
     for a_model in pair(**MILD):
         torch.manual_seed(1)

@@ -35,6 +35,7 @@ from blockformer.engine.runtime import AcceleratorRuntime
 from blockformer.engine.search import MOST_LATE
 from blockformer.engine.step import CapturedSteps
 from blockformer.engine.step_functions import StepFunctions
+from blockformer.model.compat import CACHE
 
 DECODERS = {
     "qwen3": {"num_key_value_heads": 2},
@@ -549,7 +550,7 @@ def test_code_of_another_package_leaves_a_cache_to_the_library():
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", ["t5", "qwen3"])
 def test_a_prefix_that_the_library_s_loop_brings_in_is_read(name, beams, loop):
-    """PEFT gives it by a `prepare_inputs_for_generation` of its own."""
+    """PEFT gives it by a `prepare_inputs_for_generation` of its own, up to 0.21 by a name that 5.24 no longer uses."""
     plain, quick = make(name)
     texts, kind = [], "SEQ_2_SEQ_LM" if name in SOURCED else "CAUSAL_LM"
     for model in (plain, quick):
@@ -557,7 +558,13 @@ def test_a_prefix_that_the_library_s_loop_brings_in_is_read(name, beams, loop):
         tuned = get_peft_model(model, PrefixTuningConfig(task_type=kind, num_virtual_tokens=4)).eval()
         for weight in tuned.prompt_encoder.parameters():
             weight.data *= 3
+        if CACHE == "cache":  # transformers 5.24 passes its own, too, and its classes ignore PEFT's
+            with pytest.raises(ValueError, match="cache and past_key_values are two names for one argument"):
+                tuned.generate(**prompts([8, 5]), num_beams=beams, max_new_tokens=12)
+            continue
         texts.append(tuned.generate(**prompts([8, 5]), num_beams=beams, max_new_tokens=12))
+    if not texts:
+        return
     assert torch.equal(*texts)
     assert "prepare_inputs_for_generation was replaced" in str(quick.runtime.decoding.fallbacks.reasons)
     unchanged = make(name)[0].generate(**prompts([8, 5]), num_beams=beams, max_new_tokens=12)
@@ -686,7 +693,8 @@ def test_where_gradient_checkpointing_leaves_the_cache_empty_the_library_writes(
         model.gradient_checkpointing_enable()
         texts.append(model.train().generate(**prompts([5]), max_new_tokens=6, do_sample=False))
     assert torch.equal(*texts)
-    assert len(model.runtime.decoding.fallbacks.reasons) == 1
+    # Since 5.24 the library only empties it with gradients, which `generate` does without.
+    assert len(model.runtime.decoding.fallbacks.reasons) == (CACHE == "past_key_values" or loop == "graphs")
 
 
 def _forget(cache):
