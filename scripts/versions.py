@@ -27,11 +27,13 @@ QUICK = (
     "tests/test_remote_code.py",
     "tests/test_museum.py",
     "tests/test_generation.py::test_greedy",
+    "tests/model/test_compat.py",
     "tests/model/test_modeling_decoder.py",
     "tests/model/test_modeling_encoder_decoder.py",
     "tests/engine/test_beams.py",
     "tests/model/test_awq_linear.py",
     "tests/conversion/test_families.py",
+    "tests/conversion/test_t5_families.py",
 )
 """Some of each kind, for CI: remote code, repos of every release, generation, parity, offload."""
 
