@@ -348,6 +348,25 @@ def test_continuous_batching_is_refused_with_relative_positions(position_type):
     assert "generate_batch does not say where keys are" in result.error
 
 
+def with_other_sizes(kind):
+    """A model some of whose layers have keys or values of another size than its config says."""
+    if kind == "pruned_heads":
+        return blockformer.prune_heads(model(num_key_value_heads=4), {0: [1, 2]})
+    if kind == "latent values":
+        rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+        return model(kv_lora_rank=24, num_key_value_heads=4, v_head_dim=20, rope_parameters=rope, qk_norm=False)
+    return model(**MIXED, attention_by_type={"full_attention": {"num_key_value_heads": 1}})
+
+
+@pytest.mark.parametrize("kind", ["pruned_heads", "latent values", "attention_by_type"])
+def test_continuous_batching_is_refused_with_keys_of_several_sizes(kind):
+    settings = GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=2, pad_token_id=0)
+    batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=16)
+    given = {"generation_config": settings, "continuous_batching_config": batching}
+    (result,) = with_other_sizes(kind).generate_batch([[5, 6, 7]], **given).values()
+    assert result.error == "generate_batch needs keys and values of one size in all layers: use generate."
+
+
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
 def test_encoder_states_reach_the_cross_attention(settings):
     ours = model(add_cross_attention=True, initializer_range=0.3)

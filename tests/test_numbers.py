@@ -431,7 +431,7 @@ def test_bfloat16_moves_the_states_of_a_real_encoder_no_further_than_in_transfor
     assert moved["ours"] < 1e-3
 
 
-@property_test(6, 200, mix=mixes(["encoder-decoder"], ["relative_bias"]), size=st.sampled_from([1e3, 3e4, 1e5]))
+@property_test(6, 200, mix=mixes(["encoder-decoder"], ["relative_bias"]), size=st.sampled_from([1e3, 3e4, 1e6]))
 @torch.no_grad()
 def test_float16_stays_finite_where_activations_are_large(mix, size):
     """As T5 needs it: down projections in float32, and a clamp after each residual step."""
@@ -452,7 +452,7 @@ def test_float16_stays_finite_where_activations_are_large(mix, size):
     out = subject(ids, None, source, output_hidden_states=True)
     largest = max(state.abs().max() for state in (*out.encoder_hidden_states, *out.decoder_hidden_states))
     assert out.logits.isfinite().all()
-    assert size < 1e5 or largest > 60_000
+    assert size < 1e6 or largest > 60_000
 
 
 # The draw of the weights

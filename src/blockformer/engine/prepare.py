@@ -100,7 +100,8 @@ def prepare_for_inference(model, *, compile: bool = False):
 def prepare_for_training(model):
     """Make a model ready for training: plain weights again, trainable if they were before `prepare_for_inference`.
 
-    If something has been made trainable since, such as an adapter, nothing else becomes so.
+    If something has been made trainable since, such as an adapter, nothing else becomes so. Prompts that PEFT trains
+    lie outside of the model and do not count: add them afterwards, or the whole model learns with them.
 
     The loss of a large vocabulary is computed in chunks, and its logits only when they are read. On a CPU, padding is
     skipped where that pays and nobody looks at the rows of a layer, as a hook would. In float32, linear layers and

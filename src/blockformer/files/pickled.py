@@ -13,6 +13,7 @@ torch 1.6 are read whole, and by a torch that does not say where data lies (2.6)
 """
 
 import zipfile
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,7 +53,7 @@ def headers(path: Path, wrappers: Collection[str] = STATE_DICTS[:1]) -> tuple[li
     with open_regular(path) as file:
         records = records_of(file, path) if _is_zip(file, path) else None
         if records is None or not TELLS_PLACES:
-            tensors, key = _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
+            tensors, key = _read_by_torch(file, path, wrappers)
             return [TensorInfo(name, t.dtype, tuple(t.shape), path) for name, t in tensors.items()], key
         tensors, key = _state_dict(_unpickled(file, path, "meta"), path, wrappers, "meta")
     return [_placed(name, tensor, path, records) for name, tensor in tensors.items()], key
@@ -63,7 +64,7 @@ def load(path: Path, wrappers: Collection[str] = STATE_DICTS[:1]) -> dict[str, T
     with open_regular(path) as file:
         check_sums(file, path)
         if not (_is_zip(file, path) and TELLS_PLACES):
-            return _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")[0]
+            return _read_by_torch(file, path, wrappers)[0]
         return {info.name: read_tensor(file, info) for info in headers(path, wrappers)[0]}
 
 
@@ -106,6 +107,15 @@ def _unpickled(file: BinaryIO, path: Path, device: str) -> Any:
             f"{path}: refused: damaged, or more than plain tensors in it (nothing of it was run); {RESAVE}. "
             f"{_reason(error)}"
         ) from error
+
+
+def _read_by_torch(file: BinaryIO, path: Path, wrappers: Collection[str]) -> tuple[dict[str, Tensor], str | None]:
+    """As `_state_dict`, with the data. Torch 2.6 does not look whether a record is as long as its tensor."""
+    tensors, key = _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
+    storages = {each.data_ptr(): each.nbytes() for each in (tensor.untyped_storage() for tensor in tensors.values())}
+    if _is_zip(file, path) and not Counter(storages.values()) <= Counter(records_of(file, path).values()):
+        raise _too_large(path)
+    return tensors, key
 
 
 def _is_of_numpy(file: BinaryIO) -> bool:
@@ -171,11 +181,15 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"{path}: damaged zip file ({shown(error)}); download it again")
 
 
+def _too_large(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: tensors that are larger than their stored data; download it again")
+
+
 def _placed(name: str, tensor: Tensor, path: Path, records: dict[int, int]) -> TensorInfo:
     """The header of a tensor that torch made without data; its storage must be a whole record."""
     place = _place(tensor)
     if place is None or records.get(place) != tensor.untyped_storage().nbytes():
-        raise CheckpointError(f"{path}: tensors that are larger than their stored data; download it again")
+        raise _too_large(path)
     begin = place + int(tensor.storage_offset()) * tensor.dtype.itemsize
     strides = None if tensor.is_contiguous() else tensor.stride()
     return TensorInfo(name, tensor.dtype, tuple(tensor.shape), path, begin, strides)

@@ -356,6 +356,9 @@ class Attention(nn.Module):
         return query, key, self._split_heads(value)
 
     def _with_past(self, key, value, past_key_values, kwargs):
+        usual = 2 * self.config.num_key_value_heads * self.config.head_dim
+        if "cache" in kwargs and getattr(self, "paged_numbers", self.cached_numbers) != usual:
+            raise ValueError("generate_batch needs keys and values of one size in all layers: use generate.")
         by_backend = CACHE != "cache" and not (self.projects_states and self.config._attn_implementation == "sdpa")
         if kwargs.get("cache") is not None and not by_backend:  # of generate_batch; its update tells the backend more
             return kwargs.pop("cache").update(key, value, self.layer_idx, kwargs)
@@ -395,8 +398,8 @@ class Attention(nn.Module):
         """Refuse an attention backend that knows nothing of what this layer has."""
         if self.softcap is not None:
             refuse_backends(self.config, "paged", "soft cap of scores")
-        if self.is_pruned:
-            refuse_backends(self.config, ("vllm", "paged"), "layer of fewer heads")
+        if other := "layer of fewer heads" if self.is_pruned else getattr(self, "other_cache", None):
+            refuse_backends(self.config, ("vllm", "paged"), other)
         if self.has_sinks or self.has_relative_terms:
             what = "attention sink" if self.has_sinks else "relative position term"
             refuse_backends(self.config, ("flash", "vllm", "paged"), what)

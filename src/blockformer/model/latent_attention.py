@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .attention import Attention, AttentionFields, refuse_backends
+from .attention import Attention, AttentionFields
 from .axes import axis
 from .normalization import RMSNorm
 from .positions import rotate
@@ -66,7 +66,7 @@ class LatentAttention(Attention):
     its own part, W" c. Its value is made from c, too. Queries may have another latent vector.
     """
 
-    projects_states = False
+    projects_states, other_cache = False, "cache of latent vectors"
 
     def add_projections(self, config, is_causal):
         """As in the usual attention, but from latent vectors to heads, and before that from states to them."""
@@ -74,6 +74,7 @@ class LatentAttention(Attention):
         latent, rotated = config.kv_lora_rank, rotary_size(config.rope_parameters, config.head_dim)
         eps = config.norm_eps if config.latent_norm_eps is None else config.latent_norm_eps
         self.cached_numbers = latent + rotated if is_causal else 0
+        self.paged_numbers = heads * (config.head_dim + config.v_head_dim)  # `generate_batch` keeps keys and values
         self.kv_a_proj = nn.Linear(width, latent, bias)
         self.kv_a_norm = RMSNorm(latent, eps)
         self.k_rope_proj = nn.Linear(width, rotated, bias)
@@ -95,10 +96,6 @@ class LatentAttention(Attention):
         query = rotate(self._split_heads(self.q_proj(hidden_states)), *position_embeddings[:2])
         query = query * position_embeddings[2] if position_embeddings[2:] else query
         return self.with_heads(query, latents, shared)
-
-    def _check_backend(self):
-        super()._check_backend()
-        refuse_backends(self.config, ("vllm", "paged"), "cache of latent vectors")
 
     def with_heads(self, query, latents, shared):
         """[B, H, T, D], [B, 1, S, L], [B, 1, S, R] -> queries, keys [B, H, S, D] and values [B, H, S, V]."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from .attention import Attention, AttentionFields, layer_type_of, refuse_backends
+from .attention import Attention, AttentionFields, layer_type_of
 from .axes import BLOCKS, axis, flag, is_integer
 from .positions import rotate
 from .rotary import RotaryFields
@@ -118,7 +118,7 @@ class VariedAttention(Attention):
     ones of its type has got from the cache, so it caches nothing (Brandon et al., 2024).
     """
 
-    projects_states = False
+    projects_states, other_cache = False, "cache whose layers are not alike"
 
     def __init__(self, config, layer_idx: int, is_causal: bool, is_cross_attention: bool = False):
         kind = layer_type_of(config, layer_idx, is_causal)
@@ -170,10 +170,6 @@ class VariedAttention(Attention):
     def _turned(self, states, norm, position_embeddings):
         states = self._split_heads(states, norm)
         return states if position_embeddings is None else rotate(states, *position_embeddings)
-
-    def _check_backend(self):
-        super()._check_backend()
-        refuse_backends(self.config, ("vllm", "paged"), "cache whose layers are not alike")
 
 
 def _left(earlier, name: str):
