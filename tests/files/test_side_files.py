@@ -225,6 +225,86 @@ def test_without_sentencepiece_such_a_tokenizer_is_refused(tmp_path, monkeypatch
     assert not (tmp_path / "dst").exists()
 
 
+LETTERS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "h</w>": 4, "i</w>": 5, "h": 6, "hi</w>": 7}
+SIZES_OF_A_STACK = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}
+WITHOUT_A_NAME = {
+    "biogpt": ("BioGptForCausalLM", "BioGptTokenizer", ("vocab.json", "merges.txt")),
+    "fsmt": ("FSMTForConditionalGeneration", "FSMTTokenizer", ("vocab-src.json", "vocab-tgt.json", "merges.txt")),
+}
+
+
+@pytest.mark.parametrize("family", WITHOUT_A_NAME)
+def test_a_tokenizer_whose_package_is_missing_keeps_its_class(tmp_path, family, monkeypatch):
+    """`AutoTokenizer` finds it by `model_type`, which is another one in our repo."""
+    cls, kind, names = WITHOUT_A_NAME[family]
+    stacks = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES_OF_A_STACK.items()}
+    official_folder(tmp_path / "src", family, cls, **(stacks if family == "fsmt" else {}))
+    for name in names:
+        text = json.dumps(LETTERS) if name.endswith(".json") else "#version: 0.2\nh i</w> 9\n"
+        (tmp_path / "src" / name).write_text(text)
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    report = convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    assert report.has_tokenizer
+    assert any(f"names {kind}, which cannot be loaded here" in note for note in report.notes)
+    assert entries_of(tmp_path / "dst", "tokenizer_config.json") == {"tokenizer_class": kind}
+    for name in names:
+        assert (tmp_path / "dst" / name).read_bytes() == (tmp_path / "src" / name).read_bytes()
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
+    assert not (tmp_path / "back/tokenizer_config.json").exists()
+    assert {*names} < files(tmp_path / "back")
+
+
+class MistralCommonBackend(transformers.PreTrainedTokenizerFast):
+    """What `AutoTokenizer` takes for Mistral's models where mistral-common is installed."""
+
+
+@pytest.fixture
+def with_mistral_common(monkeypatch):
+    usual = transformers.AutoTokenizer.from_pretrained
+
+    def from_pretrained(folder, **options):
+        is_theirs = entries_of(Path(folder))["model_type"] == "mistral"
+        return MistralCommonBackend(vocab={}) if is_theirs else usual(folder, **options)
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+
+
+def test_nobody_needs_mistral_common_where_there_is_another_vocabulary(
+    tmp_path, tiny_tokenizer, with_mistral_common, fresh
+):
+    official_folder(tmp_path / "src", "mistral", tokenizer=tiny_tokenizer)
+    (tmp_path / "src/tekken.json").write_text("{}")
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert "tokenizers give the same ids" in report.notes
+    assert (
+        "tokenizer: tokenizer.json is read; with mistral-common, the source's class reads tekken.json" in report.notes
+    )
+    assert entries_of(tmp_path / "dst", "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast"
+    program = (
+        "import sys; from transformers import AutoTokenizer\n"
+        "print(AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False)('a small word').input_ids)"
+    )
+    assert (
+        json.loads(fresh(program, str(tmp_path / "dst"), folder=tmp_path)) == tiny_tokenizer("a small word").input_ids
+    )
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    assert files(tmp_path / "src") <= files(tmp_path / "back")
+    assert entries_of(tmp_path / "back", "tokenizer_config.json") == entries_of(
+        tmp_path / "src", "tokenizer_config.json"
+    )
+
+
+def test_a_vocabulary_for_mistral_common_only_keeps_its_class(tmp_path):
+    official_folder(tmp_path / "src", "mistral")
+    (tmp_path / "src/tekken.json").write_text("{}")
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert report.has_tokenizer
+    assert any("names MistralCommonBackend, which cannot be loaded here" in note for note in report.notes)
+    assert entries_of(tmp_path / "dst", "tokenizer_config.json") == {"tokenizer_class": "MistralCommonBackend"}
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    assert not (tmp_path / "back/tokenizer_config.json").exists()
+
+
 def test_a_copy_that_gives_other_ids_is_refused_both_ways(tmp_path, source, monkeypatch):
     convert(source, tmp_path / "dst")
     monkeypatch.setattr(side_files, "rewritten", lambda settings, original: ({**settings, "model_max_length": 5}, []))

@@ -1,21 +1,26 @@
 """The tokenizer next to a model: which class it is, whether it can be read here, whether a copy agrees."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from .errors import ConversionError, is_failure, shown
 from .json_files import read_json
-from .names import OF_BYTES, SENTENCEPIECE_FILES, VOCABULARIES
+from .names import OF_BYTES, SENTENCEPIECE_FILES, TEKKEN, VOCABULARIES
 from .quiet import quiet
 from .tokenizer_bounds import check_bounds
 
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 MADE = "tokenizer.json"
 """The file that the tokenizers library reads by itself, without sentencepiece."""
+USUAL = "TokenizersBackend"
+"""The class of the tokenizers library, as transformers 5 calls it; older tools know it as PreTrainedTokenizerFast."""
+OF_MISTRAL = "MistralCommonBackend"
+"""The class that needs mistral-common."""
 TEXTS = (
     "Hello world!",
     "  def f(x):\n\treturn x ** 2  # twice\n",
@@ -60,13 +65,25 @@ def _is_installed(name: str) -> bool:
         return False
 
 
+def read(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer that `AutoTokenizer` picks for a folder.
+
+    Where mistral-common is installed, it picks that one's for Mistral's models. Of those that have a `tokenizer.json`
+    we take the one that it picks elsewhere, so that nobody needs mistral-common.
+    """
+    found = AutoTokenizer.from_pretrained(folder, **LOCAL)
+    if type(found).__name__ != OF_MISTRAL or not (folder / MADE).exists():
+        return found
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
 def load(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that `AutoTokenizer` picks for a folder; None if there is none, or it cannot be loaded."""
+    """The tokenizer of a folder; None if there is none, or it cannot be loaded."""
     if not has_tokenizer(folder):
         return None
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(folder, **LOCAL)
+            return read(folder)
     except BaseException as error:
         if is_failure(error):
             return None
@@ -76,7 +93,7 @@ def load(folder: Path) -> PreTrainedTokenizerBase | None:
 def class_name(tokenizer: PreTrainedTokenizerBase) -> str:
     """The name of a tokenizer's class, by one that older tools know."""
     kind = type(tokenizer).__name__
-    return "PreTrainedTokenizerFast" if kind == "TokenizersBackend" else kind
+    return "PreTrainedTokenizerFast" if kind == USUAL else kind
 
 
 def make_fast(tokenizer: PreTrainedTokenizerBase, folder: Path, target: Path) -> bool:
@@ -177,11 +194,28 @@ def rewritten(settings: dict[str, Any], original: PreTrainedTokenizerBase | None
         notes.append("tokenizer_config.json: auto_map is dropped, the tokenizer's own code is not copied")
     found = None if original is None else class_name(original)
     kind = wanted.get("tokenizer_class")
-    if kind == "TokenizersBackend" or (found is not None and _stem(kind) != _stem(found)):
+    if kind == USUAL or (found is not None and _stem(kind) != _stem(found)):
         wanted["tokenizer_class"] = found or "PreTrainedTokenizerFast"
     elif kind is not None and found is None:
         notes.append(f"tokenizer_config.json: tokenizer_class {shown(kind)} cannot be loaded here; it is left as it is")
     return wanted, notes
+
+
+def usual_class(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The class that a source's tokenizer has where `tokenizer_config.json` names none; None for the usual one.
+
+    `AutoTokenizer` finds it by `model_type`, so our repo must name it, also where a package is missing to load it.
+
+    Args:
+        folder: the source.
+        config: its `config.json`.
+    """
+    if not has_tokenizer(folder):
+        return None
+    if (folder / TEKKEN).exists() and not (folder / MADE).exists():
+        return OF_MISTRAL
+    kind = config.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
+    return None if kind == USUAL else kind
 
 
 def _stem(kind: object) -> str:
