@@ -312,7 +312,7 @@ def test_a_copy_that_gives_other_ids_is_refused_both_ways(tmp_path, source, monk
         json.dumps(entries_of(source, "tokenizer_config.json") | {"x": 1})
     )
     for folder, to_official in ((source, False), (tmp_path / "dst", True)):
-        with pytest.raises(ConversionError, match="differs from the source's in lengths and sides"):
+        with pytest.raises(ConversionError, match=r"in lengths and sides: .*\(SOURCE\)\.save_pretrained"):
             convert(folder, tmp_path / "out", to_official=to_official)
     assert not (tmp_path / "out").exists()
 

@@ -139,11 +139,13 @@ def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -
     with quiet():
         unlike = differences(original, copied)
     if unlike:
-        kinds = f"AutoTokenizer loads it as {type(copied).__name__}, and the source as {type(original).__name__}"
-        raise ConversionError(
-            f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {kinds}; "
-            f"use verify=False, then load it with {type(original).__name__}.from_pretrained"
-        )
+        kind, other = type(original).__name__, type(copied).__name__
+        what = f"AutoTokenizer loads it as {other}, and the source as {kind}; use verify=False, then load it with "
+        what += f"{kind}.from_pretrained"
+        if kind == other:
+            what = "the source's files say more than a copy of them; let transformers write them anew first, with "
+            what += "AutoTokenizer.from_pretrained(SOURCE).save_pretrained(SOURCE)"
+        raise ConversionError(f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {what}")
     return "tokenizers give the same ids"
 
 
