@@ -162,20 +162,25 @@ def test_heads_of_bge_m3_come_back(tmp_path, source):
     assert all(torch.equal(again[name], heads[name]) for name in heads)
 
 
-def sentencepiece_folder(folder):
+def pieces(path, **special):
+    """Write a SentencePiece file; `special` are the ids of its special tokens."""
     sentencepiece = pytest.importorskip("sentencepiece", reason="makes a SentencePiece model")
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 160, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    config = transformers.MT5Config(**sizes, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
-    transformers.MT5ForConditionalGeneration(config).save_pretrained(folder)
     lines = [line for line in Path(json.__file__).read_text().splitlines() if line.strip()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_prefix=str(folder / "spiece"), vocab_size=150, hard_vocab_limit=False,
-            pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+            sentence_iterator=iter(lines), model_prefix=str(path.with_suffix("")), vocab_size=150,
+            hard_vocab_limit=False, minloglevel=2, **special,
         )  # fmt: skip
-    (folder / "spiece.vocab").unlink()
+    path.with_suffix(".vocab").unlink()
+
+
+def sentencepiece_folder(folder):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 160, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    config = transformers.MT5Config(**sizes, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    transformers.MT5ForConditionalGeneration(config).save_pretrained(folder)
+    pieces(folder / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 
 
 def test_a_tokenizer_of_a_sentencepiece_file_loads_without_sentencepiece(tmp_path, fresh):
@@ -198,6 +203,25 @@ def test_a_tokenizer_of_a_sentencepiece_file_loads_without_sentencepiece(tmp_pat
     assert (tmp_path / "back/spiece.model").read_bytes() == (tmp_path / "src/spiece.model").read_bytes()
     assert not (tmp_path / "back/tokenizer.json").exists()
     assert not (tmp_path / "back/tokenizer_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "cls", "name"),
+    [("camembert", "CamembertModel", "sentencepiece.bpe.model"), ("llama", "LlamaForCausalLM", "tokenizer.model")],
+)
+def test_what_only_the_sentencepiece_file_says_stays_in_it(tmp_path, family, cls, name):
+    """Which tokens are special, where no settings do: a `tokenizer.json` made of it is read otherwise."""
+    official_folder(tmp_path / "src", family, cls, vocab_size=170)
+    pieces(tmp_path / "src" / name)
+    report = convert(tmp_path / "src", tmp_path / "dst", verify="quick")
+    assert "tokenizers give the same ids" in report.notes
+    assert not (tmp_path / "dst/tokenizer.json").exists()
+    report = convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify="quick")
+    assert "tokenizers give the same ids" in report.notes
+    made = [transformers.AutoTokenizer.from_pretrained(tmp_path / each) for each in ("src", "dst", "back")]
+    for one in made[1:]:
+        assert one("a <s> b </s>NOTUSED").input_ids == made[0]("a <s> b </s>NOTUSED").input_ids
+        assert one.all_special_tokens == made[0].all_special_tokens
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])

@@ -102,17 +102,24 @@ def make_fast(tokenizer: PreTrainedTokenizerBase, folder: Path, target: Path) ->
     Args:
         tokenizer: the source's.
         folder: the source.
-        target: an existing folder.
+        target: a folder with all other files of the tokenizer, and a `config.json`.
 
     Returns:
-        Whether one was written: not where the source has one, or where the class is one in Python.
+        Whether one was written: not where the source has one, or where the class is one in Python, or where it would
+        be read otherwise, since only the SentencePiece file shows which tokens are special.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     wanted = any((folder / name).exists() for name in SENTENCEPIECE_FILES) and not (folder / MADE).exists()
     if not wanted or backend is None:
         return False
-    (target / MADE).write_text(backend.to_str(pretty=True) + "\n", encoding="utf-8")
-    return True
+    made = target / MADE
+    made.write_text(backend.to_str(pretty=True) + "\n", encoding="utf-8")
+    copied = load(target)
+    with quiet():
+        is_same = copied is not None and not differences(tokenizer, copied)
+    if not is_same:
+        made.unlink()
+    return is_same
 
 
 def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -> str | None:
@@ -151,8 +158,8 @@ def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -
 
 def differences(original: PreTrainedTokenizerBase, copied: PreTrainedTokenizerBase) -> list[str]:
     """What two tokenizers do not do alike: ids of texts, pairs, padded batches and targets, tokens, chat template."""
-    inline = " ".join(map(str, original.all_special_tokens[:20]))
-    texts = [*TEXTS, f"a {inline} b"]
+    special = dict.fromkeys(str(token) for each in (original, copied) for token in each.all_special_tokens[:20])
+    texts = [*TEXTS, f"a {' '.join(special)} b"]
     probes: dict[str, Callable[[Any], Any]] = {
         "ids of texts": lambda it: it(texts).data,
         "ids of pairs": lambda it: it(texts[0], texts[1]).data,
