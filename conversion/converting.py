@@ -247,10 +247,11 @@ def from_official(
         config: the JSON file with the settings of a weight file.
         output_loading_info: also return what transformers reports of loading.
         options: as in `from_pretrained`. Which files are read, and from where: see `convert`. How they are loaded:
-            `device_map`, `max_memory`, `attn_implementation`, `quantization_config`; `offload_folder`, into which the
-            converted weights are then written, tensor by tensor, so that the model need not fit into memory. They must
-            stay there as long as the model is used. And fields of our config, such as `use_cache=False`. An option
-            that is not followed is refused; one that means nothing here is named in a warning.
+            `device_map`, `max_memory`, `attn_implementation`, `quantization_config`; `add_pooling_layer` of an
+            encoder; `offload_folder`, into which the converted weights are then written, tensor by tensor, so that
+            the model need not fit into memory. They must stay there as long as the model is used. And fields of our
+            config, such as `use_cache=False`. An option that is not followed is refused; one that means nothing here
+            is named in a warning.
 
     Returns:
         The model, in evaluation mode; with `output_loading_info` a tuple, of the model and a dict.

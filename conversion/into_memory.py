@@ -1,5 +1,6 @@
 """A model in memory: the dtype that it is loaded in, changes of its config, and the class's own `from_pretrained`."""
 
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ OF_EVERY_CONFIG = (
     "problem_type", "return_dict",
 )  # fmt: skip
 """Fields of every config of transformers that a caller may change."""
+POOLER = "add_pooling_layer"
+"""An option of the class itself."""
 
 
 def load_ours(
@@ -84,6 +87,9 @@ def load(
     """
     if loading.get("generation_config") is not None and not model_class.can_generate():
         raise OptionError(f"generation_config means nothing for {model_class.__name__}, which does not generate")
+    loading = {name: value for name, value in loading.items() if (name, value) != (POOLER, None)}
+    if POOLER in loading and POOLER not in inspect.signature(model_class).parameters:
+        raise OptionError(f"{POOLER} means nothing for {model_class.__name__}: only an encoder without a head takes it")
     if folder is not None and model_class.can_generate() and loading.get("generation_config") is None:
         check_settings(Path(folder))
     try:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from blockformer.files.errors import ConversionError, is_failure
 from blockformer.files.sources import Reading, locate
-from blockformer.files.tokenizers import LOCAL, check_readable, has_tokenizer
+from blockformer.files.tokenizers import check_readable, has_tokenizer, read
 
 from .converting import from_official
 from .options import check_reading
@@ -51,7 +51,7 @@ def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokeni
         raise ConversionError(f"{src}: the model has no tokenizer{needed}")
     check_readable(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
+        tokenizer = read(folder)
         tokenizer.decode(tokenizer("Hello world!").input_ids)  # damaged data may only show when it is used
         return tokenizer
     except BaseException as error:

@@ -60,6 +60,7 @@ OPTIONS: dict[str, Option] = {
     "offload_buffers": Option("model", needs=("device_map",)),
     "quantization_config": Option("model"),
     "generation_config": Option("model"),
+    "add_pooling_layer": Option("model"),
     "ignore_mismatched_sizes": Option("model"),
     "distributed_config": Option("model"),
     "tp_plan": Option("model"),

@@ -48,6 +48,11 @@ def _letters(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+def _task(name: str) -> str:
+    """What a class is for, by its name."""
+    return name.partition("For")[2]
+
+
 def unknown_class(
     official: Mapping[str, Any], heads: Sequence[Head], fitting: Head | None, what: str
 ) -> ConversionError:
@@ -77,5 +82,7 @@ def unknown_class(
     elif fitting is not None:
         said += f'. If this is one of them, write "architectures": ["{fitting.official}"], which fits the tensors'
     elif known:
-        said += '. If this is one of them, write its name there, as in "architectures": ["' + next(iter(known)) + '"]'
+        tasks = {_task(name) for name in named} - {""}
+        likely = next((each for each in known if _task(each) in tasks), next(iter(known)))
+        said += f'. If this is one of them, write its name there, as in "architectures": ["{likely}"]'
     return ConversionError(said)

@@ -54,8 +54,6 @@ SUMMARY = (
     "summary_proj_to_labels",
     "summary_first_dropout",
 )
-END = 50256
-"""The official class's own beginning and end; a small vocabulary does not have it."""
 
 
 def stack_rules(config):
@@ -86,13 +84,6 @@ def biased(theirs: str, ours: str | tuple[str, ...], op: Reversible, has_bias: b
     if not has_bias:
         return [Rule(names, named("weight"), ZeroBias(chained(op)))]
     return [Rule(names[0], named("weight"), chained(op)), Rule(names[1], named("bias"), chained(Identity()))]
-
-
-def read_ends(official):
-    """The tokens that begin and end a text, where the vocabulary has them."""
-    config = official.config
-    lost = [name for name in ("bos_token_id", "eos_token_id") if getattr(config, name) == END]
-    return dict.fromkeys(lost if config.vocab_size <= END else ())
 
 
 @dataclass(kw_only=True, eq=False)
@@ -165,7 +156,6 @@ FAMILY = Family(
         computed=[
             InnerSize("n_inner"),
             Flag("scale_attn_weights", "attention_scale", (1.0, None)),
-            Computed(read_ends),
             PRUNED_HEADS,
             READ_TYPED,
         ],

@@ -26,7 +26,18 @@ from ..rules.patterns import tuple_of
 from ..storage.awq import AWQ
 from ..storage.low_bits import without
 from ..storage.variant import CheckpointVariant
-from ..values import DROPOUTS, LAST_PLACE, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none
+from ..values import (
+    DROPOUTS,
+    ENDS,
+    LAST_PLACE,
+    TOKENS,
+    NotExpressible,
+    Official,
+    Value,
+    common_entries,
+    token_or_none,
+    within,
+)
 from .former import Former
 from .head import Head
 from .refused import MASKS, UNSUPPORTED, lines_on, usual_masks
@@ -243,6 +254,8 @@ class Settings:
             value = getattr(official, theirs, None) if theirs in TOKENS else getattr(official, theirs)
             if theirs == "pad_token_id":
                 value = token_or_none(value)
+            elif theirs in ENDS and value == getattr(self.defaults, theirs, None):
+                value = within(value, getattr(official, "vocab_size", None))
             for name in names:
                 if name in DROPOUTS:
                     value = float(value) if type(value) is int else value or 0.0

@@ -7,6 +7,8 @@ from transformers import PretrainedConfig
 DROPOUTS = ("hidden_dropout", "attention_dropout", "activation_dropout")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 """Fields that some official classes leave out."""
+ENDS = ("bos_token_id", "eos_token_id")
+"""Tokens that begin and end a text. Official classes have them by default, though a small vocabulary lacks them."""
 LAST_PLACE = -1
 """The padding token of some old classifiers of decoders: no token is it, so each row is read at its last place."""
 COMMON_FIELDS = ("problem_type", "output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward")
@@ -32,3 +34,8 @@ def common_entries(config: PretrainedConfig, default_labels: int) -> dict[str, A
 def token_or_none(token: Any) -> Any:
     """A token id, None for the -1 of old files, which means that there is none."""
     return None if isinstance(token, int) and token < 0 else token
+
+
+def within(token: Any, size: int | None) -> Any:
+    """A token id, None where a vocabulary of this size does not have it."""
+    return None if isinstance(token, int) and isinstance(size, int) and token >= size else token

@@ -8,7 +8,7 @@ import transformers
 from sizes import TINY
 
 from blockformer import BlockformerDecoderConfig
-from blockformer.conversion import ConversionError, convert
+from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.doctor import diagnose
 from blockformer.doctor.finding import ERROR
 
@@ -93,6 +93,36 @@ def test_dropouts_may_differ_since_they_do_nothing_in_evaluation(tmp_path, name,
     (tmp_path / "dst" / "conversion.json").unlink()
     convert(tmp_path / "dst", tmp_path / "fresh", to_official=True)
     assert entries_of(tmp_path / "fresh")[kept] == dropouts[kept]
+
+
+HAVE_ENDS = {
+    "GPTNeoForCausalLM": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 8},
+    "GPTJForCausalLM": {"rotary_dim": 4},
+    "OlmoForCausalLM": {},
+    "Starcoder2ForCausalLM": {},
+}
+"""Classes that have a beginning or end of large vocabularies by default -> settings of a small model."""
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("name", HAVE_ENDS)
+def test_a_small_vocabulary_may_lack_the_ends_that_the_class_has(tmp_path, name, is_named):
+    """As in models of molecules, proteins or music, whose `config.json` has them too, since the class wrote it."""
+    config = getattr(transformers, name).config_class()
+    ends = {each: getattr(config, each) for each in ("bos_token_id", "eos_token_id")}
+    save_official(tmp_path / "src", name, pad_token_id=0, **HAVE_ENDS[name])
+    edit_config(tmp_path / "src", **(ends if is_named else dict.fromkeys(ends, ...)))
+    (tmp_path / "src/generation_config.json").unlink()
+    assert max(filter(None, ends.values())) >= entries_of(tmp_path / "src")["vocab_size"]
+    there_and_back(tmp_path)
+    with torch.no_grad():
+        theirs = getattr(transformers, name).from_pretrained(tmp_path / "src").eval()
+        ours = from_official(tmp_path / "src")
+        ids = torch.arange(3, 9)[None]
+        assert torch.equal(ours.generate(ids, max_new_tokens=4), theirs.generate(ids, max_new_tokens=4))
+    edit_config(tmp_path / "src", bos_token_id=9_999)
+    with pytest.raises(ConversionError, match="bos_token_id must be a token from 0"):
+        from_official(tmp_path / "src")
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "SmolLM3ForCausalLM", "BloomForCausalLM"])

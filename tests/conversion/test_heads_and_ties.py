@@ -172,6 +172,21 @@ def test_names_of_wrapped_classes(tmp_path):
                 convert(src, tmp_path / "dst")
 
 
+@pytest.mark.parametrize("named", ["RobertaForTokenClassification", "BertCRF"])
+def test_a_class_of_another_family_or_of_own_code(tmp_path, named):
+    """The tensors of a classifier of rows do not show which it is; the name of its class may."""
+    src = tmp_path / "src"
+    official_folder(src, "camembert", "CamembertForTokenClassification")
+    edit_config(src, architectures=[named])
+    likely = "CamembertForTokenClassification" if "For" in named else "CamembertModel"
+    for door in (lambda: convert(src, tmp_path / "dst"), lambda: from_official(src), lambda: summarize(src)):
+        with pytest.raises(ConversionError, match=rf'{named}.*as in "architectures": \["{likely}"\]'):
+            door()
+    (finding,) = (each for each in diagnose(src).findings if "architectures" in each.sentence)
+    assert named in finding.sentence
+    assert "missing" not in finding.sentence
+
+
 @pytest.mark.parametrize(
     ("name", "cls"), [("bert", "BertForMaskedLM"), ("bert", "BertModel"), ("llama", "LlamaForCausalLM")]
 )

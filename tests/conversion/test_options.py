@@ -15,7 +15,7 @@ import torch
 import transformers
 from pairs import assert_close
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 import blockformer
@@ -223,6 +223,7 @@ GIVEN = {
     "quantization_config": {"quant_method": "hqq"},
     "ignore_mismatched_sizes": True,
     "generation_config": GenerationConfig(max_new_tokens=3),
+    "add_pooling_layer": False,
     "distributed_config": "x",
     "tp_plan": "auto",
     "tp_size": 2,
@@ -356,6 +357,22 @@ def test_fewer_layers_are_the_first_ones(tmp_path, family):
 def test_what_cannot_be_followed_is_refused_by_name(many, given, named):
     with pytest.raises(ConversionError, match=named):
         from_official(many, **given)
+
+
+def test_an_encoder_is_loaded_without_its_pooler(tmp_path):
+    """As the cards of embedders tell, whose vectors need none."""
+    official_folder(tmp_path / "source", "bert", "BertModel")
+    convert(tmp_path / "source", tmp_path / "ours", verify=False)
+    for folder in (tmp_path / "source", tmp_path / "ours"):
+        model = from_official(folder, add_pooling_layer=False)
+        assert model.pooler is None
+        assert from_official(folder, add_pooling_layer=None).pooler is not None
+        with torch.no_grad():
+            wanted = AutoModel.from_pretrained(tmp_path / "source", add_pooling_layer=False)(IDS)[0]
+            assert_close(model(IDS)[0], wanted)
+    official_folder(tmp_path / "head", "bert", "BertForSequenceClassification")
+    with pytest.raises(ConversionError, match="add_pooling_layer means nothing for BlockformerEncoderForSequenceClass"):
+        from_official(tmp_path / "head", add_pooling_layer=False)
 
 
 def test_a_head_for_other_labels_is_drawn_as_by_transformers(tmp_path):

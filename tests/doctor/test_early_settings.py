@@ -77,6 +77,20 @@ def test_a_token_beyond_the_vocabulary(tmp_path, source, entry, value):
     assert entries_of(tmp_path / "new")[entry] == 7
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo"])
+def test_what_the_class_has_by_default_is_no_error(tmp_path, family):
+    """Such files convert as they are."""
+    layers = {"attention_types": [[["global"], 2]], "num_layers": 2} if family == "gpt_neo" else {}
+    official_folder(tmp_path / "source", family, bos_token_id=50256, eos_token_id=50256, **layers)
+    (tmp_path / "source/generation_config.json").unlink()
+    found = diagnose(tmp_path / "source")
+    assert "warning config.json: bos_token_id is 50256, and the vocabulary has" in sentences(found, "token-id")
+    assert found.status == 3
+    assert convert(tmp_path / "source", tmp_path / "ours", verify="quick").parity.passed
+    edit_config(tmp_path / "source", bos_token_id=5000)
+    assert "error config.json: bos_token_id is 5000" in sentences(diagnose(tmp_path / "source"), "token-id")
+
+
 def test_the_tokenizer_knows_which_token_is_meant(tmp_path, tiny_tokenizer):
     official_folder(tmp_path / "source", "qwen3", tokenizer=tiny_tokenizer, **SIZES)
     edit_config(tmp_path / "source", eos_token_id=151645)

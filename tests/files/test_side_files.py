@@ -162,20 +162,25 @@ def test_heads_of_bge_m3_come_back(tmp_path, source):
     assert all(torch.equal(again[name], heads[name]) for name in heads)
 
 
-def sentencepiece_folder(folder):
+def pieces(path, **special):
+    """Write a SentencePiece file; `special` are the ids of its special tokens."""
     sentencepiece = pytest.importorskip("sentencepiece", reason="makes a SentencePiece model")
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 160, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    config = transformers.MT5Config(**sizes, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
-    transformers.MT5ForConditionalGeneration(config).save_pretrained(folder)
     lines = [line for line in Path(json.__file__).read_text().splitlines() if line.strip()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_prefix=str(folder / "spiece"), vocab_size=150, hard_vocab_limit=False,
-            pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+            sentence_iterator=iter(lines), model_prefix=str(path.with_suffix("")), vocab_size=150,
+            hard_vocab_limit=False, minloglevel=2, **special,
         )  # fmt: skip
-    (folder / "spiece.vocab").unlink()
+    path.with_suffix(".vocab").unlink()
+
+
+def sentencepiece_folder(folder):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 160, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    config = transformers.MT5Config(**sizes, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+    transformers.MT5ForConditionalGeneration(config).save_pretrained(folder)
+    pieces(folder / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 
 
 def test_a_tokenizer_of_a_sentencepiece_file_loads_without_sentencepiece(tmp_path, fresh):
@@ -198,6 +203,25 @@ def test_a_tokenizer_of_a_sentencepiece_file_loads_without_sentencepiece(tmp_pat
     assert (tmp_path / "back/spiece.model").read_bytes() == (tmp_path / "src/spiece.model").read_bytes()
     assert not (tmp_path / "back/tokenizer.json").exists()
     assert not (tmp_path / "back/tokenizer_config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "cls", "name"),
+    [("camembert", "CamembertModel", "sentencepiece.bpe.model"), ("llama", "LlamaForCausalLM", "tokenizer.model")],
+)
+def test_what_only_the_sentencepiece_file_says_stays_in_it(tmp_path, family, cls, name):
+    """Which tokens are special, where no settings do: a `tokenizer.json` made of it is read otherwise."""
+    official_folder(tmp_path / "src", family, cls, vocab_size=170)
+    pieces(tmp_path / "src" / name)
+    report = convert(tmp_path / "src", tmp_path / "dst", verify="quick")
+    assert "tokenizers give the same ids" in report.notes
+    assert not (tmp_path / "dst/tokenizer.json").exists()
+    report = convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify="quick")
+    assert "tokenizers give the same ids" in report.notes
+    made = [transformers.AutoTokenizer.from_pretrained(tmp_path / each) for each in ("src", "dst", "back")]
+    for one in made[1:]:
+        assert one("a <s> b </s>NOTUSED").input_ids == made[0]("a <s> b </s>NOTUSED").input_ids
+        assert one.all_special_tokens == made[0].all_special_tokens
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
@@ -225,6 +249,86 @@ def test_without_sentencepiece_such_a_tokenizer_is_refused(tmp_path, monkeypatch
     assert not (tmp_path / "dst").exists()
 
 
+LETTERS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "h</w>": 4, "i</w>": 5, "h": 6, "hi</w>": 7}
+SIZES_OF_A_STACK = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}
+WITHOUT_A_NAME = {
+    "biogpt": ("BioGptForCausalLM", "BioGptTokenizer", ("vocab.json", "merges.txt")),
+    "fsmt": ("FSMTForConditionalGeneration", "FSMTTokenizer", ("vocab-src.json", "vocab-tgt.json", "merges.txt")),
+}
+
+
+@pytest.mark.parametrize("family", WITHOUT_A_NAME)
+def test_a_tokenizer_whose_package_is_missing_keeps_its_class(tmp_path, family, monkeypatch):
+    """`AutoTokenizer` finds it by `model_type`, which is another one in our repo."""
+    cls, kind, names = WITHOUT_A_NAME[family]
+    stacks = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SIZES_OF_A_STACK.items()}
+    official_folder(tmp_path / "src", family, cls, **(stacks if family == "fsmt" else {}))
+    for name in names:
+        text = json.dumps(LETTERS) if name.endswith(".json") else "#version: 0.2\nh i</w> 9\n"
+        (tmp_path / "src" / name).write_text(text)
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    report = convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    assert report.has_tokenizer
+    assert any(f"names {kind}, which cannot be loaded here" in note for note in report.notes)
+    assert entries_of(tmp_path / "dst", "tokenizer_config.json") == {"tokenizer_class": kind}
+    for name in names:
+        assert (tmp_path / "dst" / name).read_bytes() == (tmp_path / "src" / name).read_bytes()
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
+    assert not (tmp_path / "back/tokenizer_config.json").exists()
+    assert {*names} < files(tmp_path / "back")
+
+
+class MistralCommonBackend(transformers.PreTrainedTokenizerFast):
+    """What `AutoTokenizer` takes for Mistral's models where mistral-common is installed."""
+
+
+@pytest.fixture
+def with_mistral_common(monkeypatch):
+    usual = transformers.AutoTokenizer.from_pretrained
+
+    def from_pretrained(folder, **options):
+        is_theirs = entries_of(Path(folder))["model_type"] == "mistral"
+        return MistralCommonBackend(vocab={}) if is_theirs else usual(folder, **options)
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+
+
+def test_nobody_needs_mistral_common_where_there_is_another_vocabulary(
+    tmp_path, tiny_tokenizer, with_mistral_common, fresh
+):
+    official_folder(tmp_path / "src", "mistral", tokenizer=tiny_tokenizer)
+    (tmp_path / "src/tekken.json").write_text("{}")
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert "tokenizers give the same ids" in report.notes
+    assert (
+        "tokenizer: tokenizer.json is read; with mistral-common, the source's class reads tekken.json" in report.notes
+    )
+    assert entries_of(tmp_path / "dst", "tokenizer_config.json")["tokenizer_class"] == "PreTrainedTokenizerFast"
+    program = (
+        "import sys; from transformers import AutoTokenizer\n"
+        "print(AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False)('a small word').input_ids)"
+    )
+    assert (
+        json.loads(fresh(program, str(tmp_path / "dst"), folder=tmp_path)) == tiny_tokenizer("a small word").input_ids
+    )
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    assert files(tmp_path / "src") <= files(tmp_path / "back")
+    assert entries_of(tmp_path / "back", "tokenizer_config.json") == entries_of(
+        tmp_path / "src", "tokenizer_config.json"
+    )
+
+
+def test_a_vocabulary_for_mistral_common_only_keeps_its_class(tmp_path):
+    official_folder(tmp_path / "src", "mistral")
+    (tmp_path / "src/tekken.json").write_text("{}")
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert report.has_tokenizer
+    assert any("names MistralCommonBackend, which cannot be loaded here" in note for note in report.notes)
+    assert entries_of(tmp_path / "dst", "tokenizer_config.json") == {"tokenizer_class": "MistralCommonBackend"}
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    assert not (tmp_path / "back/tokenizer_config.json").exists()
+
+
 def test_a_copy_that_gives_other_ids_is_refused_both_ways(tmp_path, source, monkeypatch):
     convert(source, tmp_path / "dst")
     monkeypatch.setattr(side_files, "rewritten", lambda settings, original: ({**settings, "model_max_length": 5}, []))
@@ -232,7 +336,7 @@ def test_a_copy_that_gives_other_ids_is_refused_both_ways(tmp_path, source, monk
         json.dumps(entries_of(source, "tokenizer_config.json") | {"x": 1})
     )
     for folder, to_official in ((source, False), (tmp_path / "dst", True)):
-        with pytest.raises(ConversionError, match="differs from the source's in lengths and sides"):
+        with pytest.raises(ConversionError, match=r"in lengths and sides: .*\(SOURCE\)\.save_pretrained"):
             convert(folder, tmp_path / "out", to_official=to_official)
     assert not (tmp_path / "out").exists()
 

@@ -6,15 +6,18 @@ The classes refuse such a config whatever the tensors are, and nothing else coul
 import json
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blockformer.conversion.families.registry import family_of
+from blockformer.conversion.values import ENDS
 from blockformer.files.errors import ConversionError, shown
 from blockformer.files.generation_settings import TOKENS
 
 from .around import ids_in, special_tokens_in
-from .finding import ERROR, Finding, counted, entries_set
+from .finding import ERROR, WARNING, Finding, counted, entries_set
 
 OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d{1,4})\.")
 
@@ -97,8 +100,16 @@ def of_tokens(found: Settled, entries: Mapping[str, Any], folder: Path) -> dict[
         else:
             fix = f"write the id that the tokenizer has, or null, --set {name}=ID; if tokens were added for training, "
             fix += "these embeddings are from before"
-        found.findings.append(Finding("token-id", ERROR, said, fix, number < size, (name,)))
+        kind = WARNING if name in ENDS and value == _of_class(entries).get(name) else ERROR  # convert takes these
+        found.findings.append(Finding("token-id", kind, said, fix, number < size, (name,)))
     return new
+
+
+def _of_class(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """What the official class of a config has where nobody says it."""
+    with suppress(ConversionError):
+        return family_of(entries).settings.defaults.to_dict()
+    return {}
 
 
 def _known_tokens(folder: Path) -> dict[str, tuple[str, int]]:

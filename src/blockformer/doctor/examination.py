@@ -314,6 +314,7 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
     def read(name: str) -> torch.Tensor:
         return checkpoint.read(names[known.names[name]])
 
+    layouts = None
     try:
         layouts = layouts_of(entries, options.family, todays, read)
         if entries.get("architectures") and not {*todays} <= layouts.known:
@@ -324,8 +325,9 @@ def _layouts(found: Examination, names: Mapping[str, str], options: Options) -> 
         if not entries.get("architectures") or "architectures" not in str(error):
             raise
         without = {name: value for name, value in entries.items() if name != "architectures"}
-        layouts = layouts_of(without, options.family, todays, read)
-        if layouts.variant is None or "tie_word_embeddings" in str(error):
+        with suppress(ConversionError):
+            layouts = layouts_of(without, options.family, todays, read)
+        if layouts is None or layouts.variant is None or "tie_word_embeddings" in str(error):
             raise error from None
     return _with_named_class(found, layouts)
 

@@ -21,7 +21,9 @@ SENTENCEPIECE_FILES = (
     "source.spm",
     "target.spm",
 )
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *SENTENCEPIECE_FILES)
+TEKKEN = "tekken.json"
+"""The vocabulary of Mistral's later models, which mistral-common reads."""
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "vocab-src.json", TEKKEN, *SENTENCEPIECE_FILES)
 """Files any of which shows that there is a tokenizer."""
 OF_BYTES = ("ByT5Tokenizer",)
 """Classes of tokenizers that read bytes, and so have no such file."""
@@ -34,8 +36,8 @@ TOKENIZER_FILES = (
     "bpe.codes",
     "dict.txt",
     "target_vocab.json",
+    "vocab-tgt.json",
     "unigram.json",
-    "tekken.json",
     "chat_template.jinja",
     "chat_template.json",
 )

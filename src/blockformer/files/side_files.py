@@ -22,7 +22,7 @@ from .errors import shown
 from .json_files import json_text, read_json
 from .model_place import AROUND
 from .module_pickles import as_safetensors, hold_the_same, is_of_module, safe_name
-from .names import HEADS, MODULE_PICKLE
+from .names import HEADS, MODULE_PICKLE, TEKKEN
 from .reasons import NOT_A_FILE, ODD_NAME, OF_THE_WAY_BACK, OLD_CARD, WRITTEN_ANEW, reason_for
 from .sentence_modules import SentenceFiles, sentence_files
 from .side_file_kinds import (
@@ -39,7 +39,7 @@ from .side_file_kinds import (
     stays,
 )
 from .sources import LISTED
-from .tokenizers import MADE, check_readable, load, make_fast, rewritten
+from .tokenizers import MADE, check_readable, load, make_fast, rewritten, usual_class
 
 
 @dataclass
@@ -167,6 +167,8 @@ def carry_side_files(
         check_readable(checkpoint.folder)
         result.tokenizer = load(checkpoint.folder)
         write_tokenizer_config(result)
+        if TEKKEN in result.carried and MADE in result.carried:
+            result.notes.append(f"tokenizer: {MADE} is read; with mistral-common, the source's class reads {TEKKEN}")
         if result.tokenizer is not None and make_fast(result.tokenizer, checkpoint.folder, target):
             result.written[MADE] = digest(target / MADE)
             result.notes.append(
@@ -264,6 +266,10 @@ def write_tokenizer_config(result: SideFiles) -> None:
     there = os.path.lexists(checkpoint.folder / TOKENIZER_CONFIG)
     settings = read_json(checkpoint.member(TOKENIZER_CONFIG)) if there else {}
     wanted, notes = rewritten(settings, result.tokenizer)
+    is_unnamed = result.tokenizer is None and "tokenizer_class" not in wanted
+    if is_unnamed and (usual := usual_class(checkpoint.folder, checkpoint.config)):
+        wanted["tokenizer_class"] = usual
+        notes.append(f"tokenizer_config.json: names {usual}, which cannot be loaded here; a package may be missing")
     result.notes += notes
     if there and wanted == settings:
         result.carry(TOKENIZER_CONFIG)

@@ -1,21 +1,26 @@
 """The tokenizer next to a model: which class it is, whether it can be read here, whether a copy agrees."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from .errors import ConversionError, is_failure, shown
 from .json_files import read_json
-from .names import OF_BYTES, SENTENCEPIECE_FILES, VOCABULARIES
+from .names import OF_BYTES, SENTENCEPIECE_FILES, TEKKEN, VOCABULARIES
 from .quiet import quiet
 from .tokenizer_bounds import check_bounds
 
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 MADE = "tokenizer.json"
 """The file that the tokenizers library reads by itself, without sentencepiece."""
+USUAL = "TokenizersBackend"
+"""The class of the tokenizers library, as transformers 5 calls it; older tools know it as PreTrainedTokenizerFast."""
+OF_MISTRAL = "MistralCommonBackend"
+"""The class that needs mistral-common."""
 TEXTS = (
     "Hello world!",
     "  def f(x):\n\treturn x ** 2  # twice\n",
@@ -60,13 +65,25 @@ def _is_installed(name: str) -> bool:
         return False
 
 
+def read(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer that `AutoTokenizer` picks for a folder.
+
+    Where mistral-common is installed, it picks that one's for Mistral's models. Of those that have a `tokenizer.json`
+    we take the one that it picks elsewhere, so that nobody needs mistral-common.
+    """
+    found = AutoTokenizer.from_pretrained(folder, **LOCAL)
+    if type(found).__name__ != OF_MISTRAL or not (folder / MADE).exists():
+        return found
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
 def load(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that `AutoTokenizer` picks for a folder; None if there is none, or it cannot be loaded."""
+    """The tokenizer of a folder; None if there is none, or it cannot be loaded."""
     if not has_tokenizer(folder):
         return None
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(folder, **LOCAL)
+            return read(folder)
     except BaseException as error:
         if is_failure(error):
             return None
@@ -76,7 +93,7 @@ def load(folder: Path) -> PreTrainedTokenizerBase | None:
 def class_name(tokenizer: PreTrainedTokenizerBase) -> str:
     """The name of a tokenizer's class, by one that older tools know."""
     kind = type(tokenizer).__name__
-    return "PreTrainedTokenizerFast" if kind == "TokenizersBackend" else kind
+    return "PreTrainedTokenizerFast" if kind == USUAL else kind
 
 
 def make_fast(tokenizer: PreTrainedTokenizerBase, folder: Path, target: Path) -> bool:
@@ -85,17 +102,24 @@ def make_fast(tokenizer: PreTrainedTokenizerBase, folder: Path, target: Path) ->
     Args:
         tokenizer: the source's.
         folder: the source.
-        target: an existing folder.
+        target: a folder with all other files of the tokenizer, and a `config.json`.
 
     Returns:
-        Whether one was written: not where the source has one, or where the class is one in Python.
+        Whether one was written: not where the source has one, or where the class is one in Python, or where it would
+        be read otherwise, since only the SentencePiece file shows which tokens are special.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     wanted = any((folder / name).exists() for name in SENTENCEPIECE_FILES) and not (folder / MADE).exists()
     if not wanted or backend is None:
         return False
-    (target / MADE).write_text(backend.to_str(pretty=True) + "\n", encoding="utf-8")
-    return True
+    made = target / MADE
+    made.write_text(backend.to_str(pretty=True) + "\n", encoding="utf-8")
+    copied = load(target)
+    with quiet():
+        is_same = copied is not None and not differences(tokenizer, copied)
+    if not is_same:
+        made.unlink()
+    return is_same
 
 
 def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -> str | None:
@@ -122,18 +146,20 @@ def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -
     with quiet():
         unlike = differences(original, copied)
     if unlike:
-        kinds = f"AutoTokenizer loads it as {type(copied).__name__}, and the source as {type(original).__name__}"
-        raise ConversionError(
-            f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {kinds}; "
-            f"use verify=False, then load it with {type(original).__name__}.from_pretrained"
-        )
+        kind, other = type(original).__name__, type(copied).__name__
+        what = f"AutoTokenizer loads it as {other}, and the source as {kind}; use verify=False, then load it with "
+        what += f"{kind}.from_pretrained"
+        if kind == other:
+            what = "the source's files say more than a copy of them; let transformers write them anew first, with "
+            what += "AutoTokenizer.from_pretrained(SOURCE).save_pretrained(SOURCE)"
+        raise ConversionError(f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {what}")
     return "tokenizers give the same ids"
 
 
 def differences(original: PreTrainedTokenizerBase, copied: PreTrainedTokenizerBase) -> list[str]:
     """What two tokenizers do not do alike: ids of texts, pairs, padded batches and targets, tokens, chat template."""
-    inline = " ".join(map(str, original.all_special_tokens[:20]))
-    texts = [*TEXTS, f"a {inline} b"]
+    special = dict.fromkeys(str(token) for each in (original, copied) for token in each.all_special_tokens[:20])
+    texts = [*TEXTS, f"a {' '.join(special)} b"]
     probes: dict[str, Callable[[Any], Any]] = {
         "ids of texts": lambda it: it(texts).data,
         "ids of pairs": lambda it: it(texts[0], texts[1]).data,
@@ -177,11 +203,28 @@ def rewritten(settings: dict[str, Any], original: PreTrainedTokenizerBase | None
         notes.append("tokenizer_config.json: auto_map is dropped, the tokenizer's own code is not copied")
     found = None if original is None else class_name(original)
     kind = wanted.get("tokenizer_class")
-    if kind == "TokenizersBackend" or (found is not None and _stem(kind) != _stem(found)):
+    if kind == USUAL or (found is not None and _stem(kind) != _stem(found)):
         wanted["tokenizer_class"] = found or "PreTrainedTokenizerFast"
     elif kind is not None and found is None:
         notes.append(f"tokenizer_config.json: tokenizer_class {shown(kind)} cannot be loaded here; it is left as it is")
     return wanted, notes
+
+
+def usual_class(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The class that a source's tokenizer has where `tokenizer_config.json` names none; None for the usual one.
+
+    `AutoTokenizer` finds it by `model_type`, so our repo must name it, also where a package is missing to load it.
+
+    Args:
+        folder: the source.
+        config: its `config.json`.
+    """
+    if not has_tokenizer(folder):
+        return None
+    if (folder / TEKKEN).exists() and not (folder / MADE).exists():
+        return OF_MISTRAL
+    kind = config.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(str(config.get("model_type")))
+    return None if kind == USUAL else kind
 
 
 def _stem(kind: object) -> str:
