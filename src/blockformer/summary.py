@@ -122,8 +122,11 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
     if text is not None:
         entries, notes = text.entries, [f"the text model of a {text.model_type} checkpoint"]
     family, low_bits = family_of(entries), format_of(entries)
-    if low_bits is not None and not low_bits.may_stay:
-        entries, notes = low_bits.plain_entries(entries), [*notes, low_bits.note_on_paper]
+    kept = None if low_bits is None else low_bits.kept_entries(entries, family.names.low_bits)
+    if low_bits is not None and kept is None:
+        notes += low_bits.notes_on_paper(entries)
+        kept = low_bits.plain_entries(entries)
+    entries = entries if kept is None else kept
     return family.settings.our_config(family.config_from(entries)), [*notes, *family.settings.unused_note(entries)]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from compressed_layout import entries, packed
 from pairs import assert_close
 from real_repos.decoders import qwen_words
 from real_repos.record import write
@@ -537,8 +538,35 @@ def test_a_text_of_8_bits_becomes_plain(tmp_path, kind, in_blocks):
         assert_same_text(blockformer.from_official(src, dtype=torch.float32), whole)
     assert any("stored in FP8" in note for note in summarize(src).notes)
     assert diagnose(src, quick=True).status == 0
-    with pytest.raises(ConversionError, match="its text has FP8 weights"):
+    with pytest.raises(ConversionError, match="its text has weights in few bits"):
         convert(dst, tmp_path / "back", to_official=True, into=src)
+
+
+@pytest.mark.parametrize("ignored", [["lm_head", "re:.*vision.*"], ["lm_head"]], ids=["the tower stays", "all"])
+def test_a_text_of_4_bits_becomes_plain_or_stays(tmp_path, ignored):
+    """As llm-compressor writes it; where all linear layers have 4 bits, those of the text keep them."""
+    src, dst, out = (tmp_path / name for name in ("src", "dst", "out"))
+    whole_folder(src, "qwen3_vl")
+    plain = {name: each.bfloat16() for path in src.glob("*.safetensors") for name, each in load_file(path).items()}
+    tensors = {}
+    for name, weight in plain.items():
+        if not ("language_model" in name and name.endswith("_proj.weight")):
+            tensors[name] = weight
+            continue
+        parts, plain[name] = packed(weight, 1)
+        tensors |= {name.removesuffix("weight") + part: each for part, each in parts.items()}
+    rewrite(src, tensors)
+    edit_config(src, quantization_config=entries("channel", ignore=ignored), dtype="bfloat16")
+    report = convert(src, dst)
+    assert_verified(report)
+    assert any(("stay, in AWQ" if len(ignored) == 1 else "have become plain") in note for note in report.notes)
+    if len(ignored) == 1:
+        return
+    rewrite(out, plain, like=src)
+    whole = type(whole_model("qwen3_vl")).from_pretrained(out, dtype=torch.float32)
+    assert_same_text(blockformer.from_official(dst, dtype=torch.float32), whole)
+    assert any("stored in 4 bits" in note for note in summarize(src).notes)
+    assert diagnose(src, quick=True).status == 0
 
 
 def rewrite(folder, tensors, like=None):
@@ -557,7 +585,10 @@ REFUSED = {
         {"text_config": {**WHOLE["gemma3"]["text_config"], "model_type": "llama"}},
         "text_config is of 'llama'",
     ),
-    "few bits": ({"quantization_config": {"quant_method": "awq"}}, "of low-bit weights only FP8 is read"),
+    "few bits": (
+        {"quantization_config": {"quant_method": "awq"}},
+        "of low-bit weights only FP8 and compressed-tensors are read",
+    ),
     "bad settings": ({"vision_config": 3}, "Gemma3Config refuses it"),
 }
 
