@@ -145,6 +145,8 @@ def plan_in(
     layout = family.names.layout(variant, config)
     further = layout.further_layers(stored)
     if view is not None:
+        needed = layout.shapes_before(shapes) if view.spare else {}
+        stored = {name: own for name, own in stored.items() if own not in view.spare or name in needed}
         view.low_bits.check_plain(tensors, {*stored.values()} - {stored[name] for name in further})
     headers = {name: tensors[own] for name, own in stored.items()}
     to_class = RuleTable(family.names.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
@@ -154,7 +156,7 @@ def plan_in(
     further = [name for name in further if stored[name] not in used]
     if view is not None:
         groups = in_turn(view.groups, groups)
-        used |= {stored[name] for name in further}  # unlike all that goes back out
+        used |= {stored[name] for name in further} | view.spare  # unlike all that goes back out
     unused = [name for name in tensors if name not in used]
     values = [name for name in unused if name in VALUE_HEAD]
     _check_unused(checkpoint.folder, read, unused, family, variant, {*values, *(stored[name] for name in further)})

@@ -6,10 +6,11 @@ from typing import Any
 from .awq import AWQ
 from .compressed import COMPRESSED
 from .fp8 import FP8
+from .gptq import GPTQ
 from .low_bits import LowBitFormat
 from .mxfp4 import MXFP4
 
-FORMATS: tuple[LowBitFormat, ...] = (AWQ, COMPRESSED, FP8, MXFP4)
+FORMATS: tuple[LowBitFormat, ...] = (AWQ, COMPRESSED, FP8, GPTQ, MXFP4)
 
 
 def format_of(official: Mapping[str, Any], names: Iterable[str] | None = None) -> LowBitFormat | None:

@@ -85,6 +85,10 @@ class LowBitFormat(ABC):
         """What makes AWQ's tensors of a checkpoint's."""
         raise NotImplementedError
 
+    def spare(self, checkpoint: Checkpoint) -> set[str]:
+        """The names of tensors that a model may do without."""
+        return set()
+
     def notes(self, official: Mapping[str, Any], kept: bool = False) -> list[str]:
         """What a user must know of a conversion, of weights that become plain or are kept."""
         return [self.note] if self.note else []
@@ -125,12 +129,13 @@ class View:
 
     Attributes:
         low_bits, groups, entries: the same.
+        spare: the names of tensors that a model may do without.
         tensors: name -> header, of the weights in place of their parts.
     """
 
     def __init__(self, low_bits: LowBitFormat, checkpoint: Checkpoint, groups: list[Group], entries: dict[str, Any]):
         self.low_bits, self.groups, self.entries = low_bits, groups, entries
-        self._read = checkpoint.read
+        self._read, self.spare = checkpoint.read, low_bits.spare(checkpoint)
         self._makers = {target.name: (group, place) for group in groups for place, target in enumerate(group.targets)}
         makers = {name: group for group in groups for name in group.sources}
         self.tensors: dict[str, HasHeader] = {}

@@ -15,7 +15,7 @@ OUR_BITS = "linear_bits"
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of weights that are not quantized."""
 REMEDY = (
-    "conversion reads AWQ with 4 bits, FP8 and integers of compressed-tensors, FP8 of transformers, and MXFP4 of "
+    "conversion reads AWQ with 4 bits, GPTQ, FP8 and integers of compressed-tensors, FP8 of transformers, and MXFP4 of "
     "gpt-oss; of others make plain weights with dequantize() of transformers, and convert those"
 )
 """For weights that are quantized in another way."""
