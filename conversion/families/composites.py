@@ -17,7 +17,7 @@ from blockformer.files.errors import ConversionError, reason_of, shown
 from blockformer.files.quantized import FIELDS
 
 from ..storage.compressed import COMPRESSED
-from ..storage.fp8 import FP8
+from ..storage.fp8 import FP8, MODELOPT
 from ..storage.low_bits import FIELD
 from ..values import AXES, TOKENS
 from .head import RELEASED
@@ -146,7 +146,7 @@ def text_of(entries: Mapping[str, Any]) -> Text | None:
         )
     inner = entries.get("text_config")
     told = [name for each in (entries, inner) if isinstance(each, Mapping) for name in FIELDS if each.get(name)]
-    is_read = FP8.is_told(entries) or COMPRESSED.is_told(entries)
+    is_read = any(each.is_told(entries) for each in (COMPRESSED, FP8, MODELOPT))
     if told and not (told == [FIELD] and is_read):
         raise ConversionError(
             f"config.json: of low-bit weights only FP8 and compressed-tensors are read in a checkpoint of "

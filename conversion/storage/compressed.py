@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from blockformer.files.checkpoint import Checkpoint
-from blockformer.files.errors import ConversionError, MisfitError, listed, shown
+from blockformer.files.errors import ConversionError, MisfitError, shown
 
 from ..rules.groups import LACKING, Group, group_of, lacking, told
 from ..rules.operations import Shape
 from .awq import entries_for
 from .fp8 import BLOCK, FP8, WEIGHT, as_block, fp8_groups
 from .integers import IntegerFormat, Integers, Numbers, in_order, unpacked
-from .low_bits import FIELD, wrong_entries
+from .low_bits import FIELD, NOT_READ, also_rounded, refuse, wrong_entries
 
 READ = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 """The formats that are read; "mixed-precision" are some of them."""
@@ -53,10 +53,6 @@ _DTYPES = {
     SHAPE: (torch.int64, torch.int32),
     GROUPS: (torch.int32, torch.int64),
 }
-NOT_READ = tuple(
-    f".{part}_{kind}" for part in ("input", "output", "q", "k", "v") for kind in ("scale", "zero_point", "global_scale")
-)
-"""How names of tensors end that say how inputs, outputs, queries, keys and values are rounded."""
 HEADS = ("lm_head", "re:.*lm_head", "re:.*lm_head.*")
 """How `ignore` names the head of a language model, which families with 4-bit layers keep plain."""
 
@@ -134,8 +130,7 @@ class _Compressed(IntegerFormat):
             wrong.append(f"block_structure is {shown(sizes)}, not two positive integers")
         if not isinstance(entries.get("ignore"), list | None):
             wrong.append(f"ignore is {shown(entries['ignore'])}, not a list")
-        if wrong:
-            raise ConversionError(f"config.json: {FIELD}: weights of this kind cannot be converted:{listed(wrong)}")
+        refuse(wrong)
 
     def groups(self, checkpoint, dtype, exact=False):
         tensors, problems = checkpoint.tensors, defaultdict[str, list[str]](list)
@@ -195,10 +190,8 @@ class _Compressed(IntegerFormat):
             kinds = _kinds(entries)
             what = f"the {' and '.join(kinds)} weights have become plain; the way back writes plain ones too"
             what = FP8.note if kinds == ["FP8"] else what
-        rounded = ["inputs of linear layers"] * any(scheme.get("input_activations") for scheme in schemes(entries))
-        rounded += ["cached keys and values"] * bool(entries.get("kv_cache_scheme"))
-        told = f"the checkpoint is for programs that also round {' and '.join(rounded)}; here they stay as they are"
-        return [what, *([told] if rounded else [])]
+        has_inputs = any(scheme.get("input_activations") for scheme in schemes(entries))
+        return [what, *also_rounded(has_inputs, bool(entries.get("kv_cache_scheme")))]
 
     def notes_on_paper(self, official):
         kinds = [kind.replace("-bit", " bits") for kind in _kinds(official[FIELD])]

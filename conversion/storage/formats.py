@@ -5,12 +5,12 @@ from typing import Any
 
 from .awq import AWQ
 from .compressed import COMPRESSED
-from .fp8 import FP8
+from .fp8 import FP8, MODELOPT
 from .gptq import GPTQ
 from .low_bits import LowBitFormat
 from .mxfp4 import MXFP4
 
-FORMATS: tuple[LowBitFormat, ...] = (AWQ, COMPRESSED, FP8, GPTQ, MXFP4)
+FORMATS: tuple[LowBitFormat, ...] = (AWQ, COMPRESSED, FP8, GPTQ, MODELOPT, MXFP4)
 
 
 def format_of(official: Mapping[str, Any], names: Iterable[str] | None = None) -> LowBitFormat | None:

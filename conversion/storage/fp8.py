@@ -17,7 +17,7 @@ from blockformer.files.safetensors_io import HasHeader
 
 from ..rules.groups import Group, Target
 from ..rules.operations import Shape
-from .low_bits import FIELD, LowBitFormat, wrong_entries
+from .low_bits import FIELD, NOT_READ, LowBitFormat, also_rounded, refuse, wrong_entries
 
 WEIGHT = torch.float8_e4m3fn
 FACTORS = (torch.float32, torch.bfloat16, torch.float16, getattr(torch, "float8_e8m0fnu", torch.float32))
@@ -36,7 +36,7 @@ _FREE = ("weight_block_size", "dequantize", "modules_to_not_convert", "ignored_l
 
 @dataclass(frozen=True)
 class Fp8:
-    """A weight [N, K] and its factors, one a block, [N, 1] or a single one -> plain, in bfloat16.
+    """A weight [N, K] and its factors, one a block, [N], [N, 1] or a single one -> plain, in bfloat16.
 
     Such weights are not written.
 
@@ -49,6 +49,7 @@ class Fp8:
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         weight, scales = tensors
         factors, (rows, columns) = scales.float(), weight.shape
+        factors = factors[:, None] if factors.shape == (rows,) else factors
         if factors.dim() == 2 and factors.shape != (rows, 1):
             for axis, size in enumerate(self.block):
                 factors = factors.repeat_interleave(size, axis)
@@ -58,7 +59,7 @@ class Fp8:
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         weight, scales = shapes
         blocks = tuple(-(-size // length) for size, length in zip(weight, self.block, strict=False))
-        if len(weight) != 2 or tuple(scales) not in ((), (1,), (weight[0], 1), blocks):
+        if len(weight) != 2 or tuple(scales) not in ((), (1,), (weight[0],), (weight[0], 1), blocks):
             said = f"a weight {list(weight)} and factors {list(scales)} are not FP8 weights"
             kind = " x ".join(map(str, self.block))
             raise ConversionError(f"{said} in blocks of {kind}, nor with one factor, nor with one a row")
@@ -105,7 +106,8 @@ def fp8_groups(
 class _Fp8(LowBitFormat):
     """Matrices of 8 bits, which become bfloat16; a factor for their inputs, if these have 8 bits too, is not read."""
 
-    method, ending, stored, not_read = "fp8", "_scale_inv", (WEIGHT,), (".activation_scale",)
+    method, ending, stored = "fp8", "_scale_inv", (WEIGHT,)
+    not_read: tuple[str, ...] = (".activation_scale",)
     note = "the FP8 weights have become bfloat16; the way back writes bfloat16 too"
     note_on_paper = "the weights are stored in FP8; conversion makes bfloat16 of them"
 
@@ -117,8 +119,7 @@ class _Fp8(LowBitFormat):
         wrong, block = wrong_entries(entries, _WANTED, _FREE), entries.get("weight_block_size")
         if block is not None and as_block(block) is None:
             wrong.append(f"weight_block_size is {shown(block)}, not two positive integers")
-        if wrong:
-            raise ConversionError(f"config.json: {FIELD}: FP8 weights of this kind cannot be converted:{listed(wrong)}")
+        refuse(wrong, "FP8 ")
 
     def groups(self, checkpoint, dtype, exact=False):
         block = as_block(checkpoint.config[FIELD].get("weight_block_size")) or BLOCK
@@ -126,4 +127,24 @@ class _Fp8(LowBitFormat):
         return fp8_groups(names, self.ending, block, checkpoint.tensors)
 
 
-FP8 = _Fp8()
+class _ModelOpt(_Fp8):
+    """FP8 weights as ModelOpt writes them, with one factor a matrix or a row. Its other formats are not read."""
+
+    method, ending, not_read = "modelopt", "_scale", NOT_READ
+
+    def is_there(self, official, names):
+        """See `LowBitFormat.is_there`: the config says it, whose absence is another fault."""
+        return self.is_told(official)
+
+    def check(self, official):
+        entries = official[FIELD]
+        wanted = {"quant_algo": ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")}
+        refuse(wrong_entries(entries, wanted, [*entries]), "ModelOpt's ")
+
+    def notes(self, official, kept=False):
+        entries = official[FIELD]
+        cache = entries.get("kv_cache_scheme") or entries.get("kv_cache_quant_algo")
+        return [self.note, *also_rounded(True, bool(cache))]
+
+
+FP8, MODELOPT = _Fp8(), _ModelOpt()

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from blockformer.files.errors import ConversionError, MisfitError, listed
+from blockformer.files.errors import ConversionError, MisfitError
 
 from ..rules.groups import LACKING, group_of, lacking, told
 from .awq import entries_for
 from .compressed import FLOATS
 from .integers import IntegerFormat, Integers, Numbers, unpacked
-from .low_bits import FIELD, lower, wrong_entries
+from .low_bits import FIELD, lower, refuse, wrong_entries
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _WANTED: dict[str, tuple[Any, ...]] = {
@@ -71,8 +71,7 @@ class _Gptq(IntegerFormat):
 
     def check(self, official):
         entries = {name: lower(value) for name, value in official[FIELD].items()}
-        if lines := wrong_entries(entries, _WANTED, [*entries]):
-            raise ConversionError(f"config.json: {FIELD}: weights of this kind cannot be converted:{listed(lines)}")
+        refuse(wrong_entries(entries, _WANTED, [*entries]))
 
     def groups(self, checkpoint, dtype, exact=False):
         tensors, problems, groups = checkpoint.tensors, defaultdict[str, list[str]](list), []

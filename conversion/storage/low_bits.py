@@ -19,6 +19,10 @@ from ..rules.groups import Group
 
 FIELD = "quantization_config"
 """The official entry that tells of such weights."""
+NOT_READ = tuple(
+    f".{part}_{kind}" for part in ("input", "output", "q", "k", "v") for kind in ("scale", "zero_point", "global_scale")
+)
+"""How names of tensors end that say how inputs, outputs, queries, keys and values are rounded."""
 
 
 class LowBitFormat(ABC):
@@ -163,6 +167,24 @@ def view_of(low_bits: LowBitFormat, checkpoint: Checkpoint, dtype: torch.dtype, 
         return View(low_bits, checkpoint, low_bits.kept_groups(checkpoint), kept)
     groups = low_bits.groups(checkpoint, dtype)
     return View(low_bits, checkpoint, groups, low_bits.plain_entries(checkpoint.config))
+
+
+def refuse(lines: list[str], what: str = "") -> None:
+    """Refuse settings of weights, if a line says why.
+
+    Raises:
+        ConversionError: with the lines, about `what` weights.
+    """
+    if lines:
+        said = f"config.json: {FIELD}: {what}weights of this kind cannot be converted:{listed(lines)}"
+        raise ConversionError(f"{said}\nConvert the plain weights that they were made of.")
+
+
+def also_rounded(inputs: bool, cache: bool) -> list[str]:
+    """A note on what else a checkpoint's settings say is rounded: inputs of linear layers, cached keys and values."""
+    what = ["inputs of linear layers"] * inputs + ["cached keys and values"] * cache
+    said = f"the checkpoint is for programs that also round {' and '.join(what)}; here they stay as they are"
+    return [said] if what else []
 
 
 def without(official: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Weights of 8 bits in blocks, in families other than DeepSeek's: the same format everywhere."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -9,6 +11,7 @@ from sizes import OFFICIAL_DECODER
 
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
+from blockformer.doctor.diagnosing import diagnose
 from blockformer.summary import summarize
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of
@@ -196,6 +199,70 @@ def test_other_weights_of_compressed_tensors_are_refused(tmp_path):
     edit_config(tmp_path / "src", quantization_config=told)
     with pytest.raises(ConversionError, match="compressed-tensors"):
         convert(tmp_path / "src", tmp_path / "repo")
+
+
+def by_modelopt(folder, in_rows, is_aside):
+    """A checkpoint as ModelOpt 0.47 writes it; gives the weights that it stands for."""
+    quantized(folder, "llama")
+    plain, tensors = {}, {}
+    for key, weight in load_file(folder / "model.safetensors").items():
+        if key.endswith("_scale_inv"):
+            continue
+        plain[key] = tensors[key] = weight
+        if weight.dtype is torch.float8_e4m3fn:
+            factors = torch.rand([len(weight)] if in_rows else []) * 0.002 + 0.001
+            plain[key] = (weight.float() * (factors[:, None] if in_rows else factors)).bfloat16()
+            tensors |= {f"{key}_scale": factors, key.replace(".weight", ".input_scale"): torch.ones([])}
+        if key.endswith(("k_proj.weight", "v_proj.weight")):
+            tensors[key.replace("weight", f"{key.split('.')[-2][0]}_scale")] = torch.ones([])
+    edit_tensors(folder, lambda _: tensors)
+    algorithm = "FP8_PER_CHANNEL_PER_TOKEN" if in_rows else "FP8"
+    aside = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    write(folder, {"producer": {"name": "modelopt", "version": "0.47.0"}, "quantization": aside})
+    eight = {"dynamic": False, "num_bits": 8, "type": "float"}
+    group = {"input_activations": eight, "weights": eight, "targets": ["Linear"]}
+    told = {"config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": eight}
+    told |= {"quant_algo": algorithm, "producer": {"name": "modelopt"}, "quant_method": "modelopt"}
+    edit_config(folder, quantization_config=... if is_aside else told)
+    return plain
+
+
+def write(folder, settings):
+    (folder / "hf_quant_config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize("is_aside", [False, True], ids=["in config.json", "in a file next to it"])
+@pytest.mark.parametrize("in_rows", [False, True], ids=["one factor", "rows"])
+def test_those_of_modelopt(tmp_path, in_rows, is_aside):
+    src, repo, back = (tmp_path / name for name in ("src", "repo", "back"))
+    plain = by_modelopt(src, in_rows, is_aside)
+    report = convert(src, repo)
+    assert_verified(report)
+    assert any("FP8 weights have become bfloat16" in note for note in report.notes)
+    assert any("round inputs of linear layers and cached keys and values" in note for note in report.notes)
+    convert(repo, back, to_official=True)
+    found = load_file(back / "model.safetensors")
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[key], weight) for key, weight in plain.items())
+    assert not (back / "hf_quant_config.json").exists()
+    assert any("stored in FP8" in note for note in summarize(src).notes)
+    assert diagnose(src, quick=True).status == 0
+    with pytest.warns(UserWarning, match="have become bfloat16|here they stay as they are"):
+        from_official(src)
+
+
+def test_what_modelopt_says_of_other_weights(tmp_path):
+    src = tmp_path / "src"
+    by_modelopt(src, in_rows=False, is_aside=True)
+    write(src, {"quantization": {"quant_algo": "NVFP4", "group_size": 16}})
+    for door in (lambda: convert(src, tmp_path / "repo"), lambda: from_official(src), lambda: summarize(src)):
+        with pytest.raises(ConversionError, match=r"(?s)quant_algo is 'NVFP4', not .*Convert the plain weights"):
+            door()
+    assert diagnose(src, quick=True).status == 3
+    model_of(Row("llama"), OFFICIAL_DECODER).save_pretrained(tmp_path / "plain")  # left from the weights before
+    write(tmp_path / "plain", {"quantization": {"quant_algo": "FP8"}})
+    assert_verified(convert(tmp_path / "plain", tmp_path / "repo"))
+    assert diagnose(tmp_path / "plain", quick=True).status == 0
 
 
 def test_blocks_that_do_not_fill_a_matrix(tmp_path):
