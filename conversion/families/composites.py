@@ -18,6 +18,7 @@ from blockformer.files.quantized import FIELDS
 
 from ..storage.compressed import COMPRESSED
 from ..storage.fp8 import FP8, MODELOPT
+from ..storage.gptq import GPTQ
 from ..storage.low_bits import FIELD
 from ..values import AXES, TOKENS
 from .head import RELEASED
@@ -146,10 +147,10 @@ def text_of(entries: Mapping[str, Any]) -> Text | None:
         )
     inner = entries.get("text_config")
     told = [name for each in (entries, inner) if isinstance(each, Mapping) for name in FIELDS if each.get(name)]
-    is_read = any(each.is_told(entries) for each in (COMPRESSED, FP8, MODELOPT))
+    is_read = any(each.is_told(entries) for each in (COMPRESSED, FP8, GPTQ, MODELOPT))
     if told and not (told == [FIELD] and is_read):
         raise ConversionError(
-            f"config.json: of low-bit weights only FP8 and compressed-tensors are read in a checkpoint of "
+            f"config.json: of low-bit weights only FP8, GPTQ and compressed-tensors are read in a checkpoint of "
             f"{model_type!r}; use the one with plain weights, or make them with dequantize() of transformers"
         )
     whole = _whole(record, entries)
