@@ -27,11 +27,18 @@ READ = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
 _WANTED: dict[str, tuple[Any, ...]] = {
     "quant_method": ("compressed-tensors",),
     "quantization_status": ("compressed", "frozen", None),
-    "sparsity_config": (None, {}),
     "moe_sparsity_config": (None,),
     "transform_config": (None, {}),
 }
-_FREE = ("format", "config_groups", "ignore", "kv_cache_scheme", "global_compression_ratio", "version")
+_FREE = (
+    "format",
+    "config_groups",
+    "ignore",
+    "sparsity_config",
+    "kv_cache_scheme",
+    "global_compression_ratio",
+    "version",
+)
 _FLOATS: dict[str, tuple[Any, ...]] = {
     "num_bits": (8,),
     "symmetric": (True, None),
@@ -122,7 +129,9 @@ class _Compressed(IntegerFormat):
 
     def check(self, official):
         entries = official[FIELD]
-        wrong = wrong_entries(entries, _WANTED, _FREE)
+        wrong, sparse = wrong_entries(entries, _WANTED, _FREE), entries.get("sparsity_config")
+        if sparse and not (isinstance(sparse, Mapping) and sparse.get("format") == "dense"):
+            wrong.append(f"sparsity_config is {shown(sparse)}, not one of the format 'dense'")
         for weights in of_weights(entries):
             wrong += wrong_entries(weights, _FLOATS if weights.get("type") == "float" else _INTEGERS, [*weights])
         sizes = blocks(entries)

@@ -198,6 +198,7 @@ def test_groups_in_another_order_of_the_inputs(tmp_path):
 
 def test_what_else_a_checkpoint_has_rounded_is_said(tmp_path):
     told = entries("channel", bits=8, format="int-quantized", kv_cache_scheme={"num_bits": 8, "type": "float"})
+    told |= {"sparsity_config": {"format": "dense", "global_sparsity": 0.1}, "quantization_status": "frozen"}
     told["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "int", "strategy": "token"}
     folder_of(tmp_path / "src", (loose, {"groups": 1}, told))
     edit_tensors(tmp_path / "src", **{f"model.layers.0.self_attn.{part}_scale": torch.ones(1) for part in "kv"})
