@@ -106,7 +106,7 @@ def composite(into: str | PathLike[str] | None) -> Iterator[TextCheckpoint | Non
             )
         if FIELD in text.config:
             raise ConversionError(
-                f"{into}: its text has FP8 weights, and a text in bfloat16 cannot be written over them; leave out into "
+                f"{into}: its text has weights in few bits, and plain ones cannot be written over them; leave out into "
                 "(--into), or name the checkpoint with plain weights"
             )
         if any(info.file.suffix != ".safetensors" for info in text.tensors.values()) or place.around is not None:

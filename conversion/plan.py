@@ -6,6 +6,7 @@ Tensors are read where a family's variant depends on values, or where one that i
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from .rules.in_turn import in_turn
 from .rules.table import RuleTable
 from .storage.awq import AWQ
 from .storage.formats import format_of
-from .storage.low_bits import LowBitFormat, PlainView
+from .storage.low_bits import LowBitFormat, view_of
 from .storage.spelling import Spellings, names_in_class
 from .storage.unused_tensors import unused_groups
 from .storage.variant import CheckpointVariant
@@ -116,18 +117,20 @@ def plan_in(
         )
     check_plain(official, checkpoint.tensors)
     low_bits = format_of(official, checkpoint.tensors)
-    stays = low_bits is not None and low_bits.may_stay and not dequantize
-    if dequantize and not (low_bits is not None and low_bits.may_stay and cast is not None):
+    if dequantize and not (low_bits is not None and low_bits.may_have_4_bits and cast is not None):
         raise ConversionError(
             f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
         )
-    view = None if low_bits is None or stays else PlainView(low_bits, checkpoint, cast or torch.float32)
+    family = family_of(official) if family_name is None else family_by_name(family_name)
+    kept = None if low_bits is None or dequantize else low_bits.kept_entries(official, family.names.low_bits)
+    view = None
+    if low_bits is not None and kept is not official:
+        view = view_of(low_bits, checkpoint, cast or torch.float32, kept)
     tensors: Mapping[str, HasHeader] = checkpoint.tensors
     read, to_load = checkpoint.read, None
     if view is not None:
         to_load = view.low_bits.to_load(official)
         official, tensors, read = view.entries, view.tensors, view.read
-    family = family_of(official) if family_name is None else family_by_name(family_name)
     variant = family.names.variant_of(official, tensors, read)
     if view is not None and FURTHER not in variant.traits and official.get(FURTHER_LAYERS):
         official = {**official, FURTHER_LAYERS: 0}  # they are left out below
@@ -142,6 +145,8 @@ def plan_in(
     layout = family.names.layout(variant, config)
     further = layout.further_layers(stored)
     if view is not None:
+        needed = layout.shapes_before(shapes) if view.spare else {}
+        stored = {name: own for name, own in stored.items() if own not in view.spare or name in needed}
         view.low_bits.check_plain(tensors, {*stored.values()} - {stored[name] for name in further})
     headers = {name: tensors[own] for name, own in stored.items()}
     to_class = RuleTable(family.names.storage(variant, config), layers=layout.layers).plan(headers, rest=True)
@@ -151,11 +156,11 @@ def plan_in(
     further = [name for name in further if stored[name] not in used]
     if view is not None:
         groups = in_turn(view.groups, groups)
-        used |= {stored[name] for name in further}  # unlike all that goes back out
+        used |= {stored[name] for name in further} | view.spare  # unlike all that goes back out
     unused = [name for name in tensors if name not in used]
     values = [name for name in unused if name in VALUE_HEAD]
     _check_unused(checkpoint.folder, read, unused, family, variant, {*values, *(stored[name] for name in further)})
-    kept = "left out" if view is not None else "kept for the way back"
+    of_further = "left out" if view is not None else "kept for the way back"
     return Plan(
         family=family,
         variant=variant,
@@ -170,24 +175,24 @@ def plan_in(
         parameters=parameters,
         official_arguments=family.names.class_arguments(variant),
         origin=None if family.is_file else Origin(family, official, variant, unused),
-        read_plain=_reader(checkpoint, low_bits, to_load),
+        read_plain=_reader(checkpoint, low_bits, to_load, kept is not None),
         not_runnable=family.oracle.not_runnable(family.name, config),
         notes=[
             *family.names.head_note(official, variant),
-            *([view.low_bits.note] if view is not None and view.low_bits.note else []),
+            *([] if view is None else view.low_bits.notes(checkpoint.config, kept is not None)),
             *family.names.notes(variant),
-            *_notes_on(further, kept, config),
+            *_notes_on(further, of_further, config),
             *([VALUE_HEAD_NOTE] if values else []),
         ],
     )
 
 
 def _reader(
-    checkpoint: Checkpoint, low_bits: LowBitFormat | None, to_load: Mapping[str, Any] | None
+    checkpoint: Checkpoint, low_bits: LowBitFormat | None, to_load: Mapping[str, Any] | None, exact: bool
 ) -> Callable[..., dict[str, Tensor]] | None:
     """What reads a checkpoint for the official class, which cannot read the file itself; None where it can."""
     if low_bits is not None:
-        return low_bits.read_plain if to_load is None else None
+        return partial(low_bits.read_plain, exact=exact) if to_load is None else None
     if checkpoint.wrapper is None or checkpoint.is_file:
         return None
     return lambda opened, dtype: {name: opened.read(name).to(dtype) for name in opened.tensors}

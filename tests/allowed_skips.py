@@ -50,6 +50,7 @@ _EXTRAS = {
     "trl": r"could not import 'trl'",
     "deepspeed": r"DeepSpeed itself is not installed",
     "openai": r"could not import 'openai'",
+    "few-bits": r"could not import 'compressed_tensors'",
 }
 
 # What an older transformers or torch lacks, or a newer one has changed.

@@ -16,7 +16,9 @@ from blockformer.files.config_file import NEVER_FOLLOWED
 from blockformer.files.errors import ConversionError, reason_of, shown
 from blockformer.files.quantized import FIELDS
 
-from ..storage.fp8 import COMPRESSED_FP8, FP8
+from ..storage.compressed import COMPRESSED
+from ..storage.fp8 import FP8, MODELOPT
+from ..storage.gptq import GPTQ
 from ..storage.low_bits import FIELD
 from ..values import AXES, TOKENS
 from .head import RELEASED
@@ -145,11 +147,11 @@ def text_of(entries: Mapping[str, Any]) -> Text | None:
         )
     inner = entries.get("text_config")
     told = [name for each in (entries, inner) if isinstance(each, Mapping) for name in FIELDS if each.get(name)]
-    is_fp8 = FP8.is_told(entries) or COMPRESSED_FP8.is_told(entries)
-    if told and not (told == [FIELD] and is_fp8):
+    is_read = any(each.is_told(entries) for each in (COMPRESSED, FP8, GPTQ, MODELOPT))
+    if told and not (told == [FIELD] and is_read):
         raise ConversionError(
-            f"config.json: of low-bit weights only FP8 is read in a checkpoint of {model_type!r}; use the one with "
-            "plain weights, or make them with dequantize() of transformers"
+            f"config.json: of low-bit weights only FP8, GPTQ and compressed-tensors are read in a checkpoint of "
+            f"{model_type!r}; use the one with plain weights, or make them with dequantize() of transformers"
         )
     whole = _whole(record, entries)
     text = record.text_in(whole)

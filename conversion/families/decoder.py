@@ -43,7 +43,7 @@ class LowBits(Value):
         return {} if size is None else {"linear_bits": 4, "linear_group_size": size}
 
     def write(self, config, head):
-        return {} if config.linear_bits is None else {FIELD: awq.entries_for(config)}
+        return {} if config.linear_bits is None else {FIELD: awq.entries_for(config.linear_group_size)}
 
 
 class Direction(Value):

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from blockformer.files.errors import ConversionError, listed
 from blockformer.model.awq_linear import dequantize
@@ -57,14 +56,14 @@ def group_size(official: Mapping[str, Any]) -> int | None:
     return size
 
 
-def entries_for(config: PretrainedConfig) -> dict[str, Any]:
-    """The official entries for a Blockformer config with 4-bit weights."""
+def entries_for(size: int) -> dict[str, Any]:
+    """The official entries for 4-bit weights with so many inputs per group, -1 for all."""
     return {
         "backend": "autoawq",
         "bits": 4,
         "do_fuse": False,
         "exllama_config": None,
-        "group_size": config.linear_group_size,
+        "group_size": size,
         "modules_to_not_convert": None,
         "quant_method": "awq",
         "version": "gemm",
@@ -98,6 +97,14 @@ def plain_weight(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
     return dequantize(qweight, qzeros, scales, torch.float32).t().contiguous()
 
 
+def words_of(numbers: Tensor) -> Tensor:
+    """Numbers from 0 to 15 [R, N] -> int32 words [R, N / 8], of which the four lowest bits hold the first of eight."""
+    words = torch.zeros(len(numbers), numbers.shape[1] // 8, dtype=torch.int32)
+    for column in range(8):  # the even ones are in the lower half of a word
+        words |= numbers[:, column::8].int() << (4 * (column // 2) + 16 * (column % 2))
+    return words
+
+
 def kept_rules(plain: Iterable[Rule], low: Collection[str]) -> list[Rule]:
     """The rules for linear maps that keep their 4 bits.
 
@@ -121,14 +128,15 @@ def names_of(weight: str) -> tuple[str, ...]:
 
 
 def low_bit_weights(names: Iterable[str]) -> set[str]:
-    """The weights that tensors of these names stand for with 4 bits."""
-    return {f"{name.removesuffix('qweight')}weight" for name in names if name.endswith(".qweight")}
+    """The weights that tensors of these names stand for with few bits."""
+    endings = (".qweight", ".weight_packed")
+    return {f"{name.rpartition('.')[0]}.weight" for name in names if name.endswith(endings)}
 
 
 class _Awq(LowBitFormat):
     """Linear maps of 4 bits, which families keep whose matrices are ours one by one; `convert` may make them plain."""
 
-    method, may_stay = "awq", True
+    method, may_have_4_bits = "awq", True
 
     def is_there(self, official, names):
         """See `LowBitFormat.is_there`: the config says it."""
@@ -137,7 +145,12 @@ class _Awq(LowBitFormat):
     def check(self, official):
         group_size(official)
 
-    def groups(self, tensors, dtype):
+    def kept_entries(self, official, keeps):
+        """See `LowBitFormat.kept_entries`: a family that keeps none says so."""
+        return official
+
+    def groups(self, checkpoint, dtype, exact=False):
+        tensors = checkpoint.tensors
         stems = dict.fromkeys(name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in PARTS)
         weights = {f"{stem}.weight": names_of(f"{stem}.weight") for stem in stems}
         return groups_of(weights, Dequantize(dtype), tuple(PARTS.values()), dtype, tensors)

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .awq import AWQ
-from .fp8 import COMPRESSED_FP8, FP8
+from .compressed import COMPRESSED
+from .fp8 import FP8, MODELOPT
+from .gptq import GPTQ
 from .low_bits import LowBitFormat
 from .mxfp4 import MXFP4
 
-FORMATS: tuple[LowBitFormat, ...] = (AWQ, FP8, COMPRESSED_FP8, MXFP4)
+FORMATS: tuple[LowBitFormat, ...] = (AWQ, COMPRESSED, FP8, GPTQ, MODELOPT, MXFP4)
 
 
 def format_of(official: Mapping[str, Any], names: Iterable[str] | None = None) -> LowBitFormat | None:

@@ -1,11 +1,11 @@
-"""Weights of 8 bits (E4M3) with factors: one for each block of 128 rows and 128 columns (DeepSeek, Qwen3, MiniMax-M2),
-one for each row, or one for the whole matrix (Devstral 2).
+"""Weights of 8 bits (E4M3) with factors: one for each block, usually of 128 rows and 128 columns (DeepSeek, Qwen3,
+MiniMax-M2), one for each row, or one for the whole matrix (Devstral 2).
 
-transformers and compressed-tensors, which vLLM's tools use, write them under different names. Any family may have
+transformers, compressed-tensors (`compressed.py`) and ModelOpt write them under different names. Any family may have
 them: its rules see plain weights, in bfloat16. N outputs, K inputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,73 +13,101 @@ import torch
 from torch import Tensor
 
 from blockformer.files.errors import ConversionError, listed, shown
+from blockformer.files.safetensors_io import HasHeader
 
 from ..rules.groups import Group, Target
 from ..rules.operations import Shape
-from .low_bits import FIELD, LowBitFormat, wrong_entries
+from .low_bits import FIELD, NOT_READ, LowBitFormat, also_rounded, refuse, wrong_entries
 
 WEIGHT = torch.float8_e4m3fn
 FACTORS = (torch.float32, torch.bfloat16, torch.float16, getattr(torch, "float8_e8m0fnu", torch.float32))
-BLOCK = 128
+BLOCK = (128, 128)
+"""Rows and columns of a block where nobody says it."""
 _WANTED: dict[str, tuple[Any, ...]] = {
     "quant_method": ("fp8",),
     "fmt": ("e4m3", "float8_e4m3fn", None),
-    "weight_block_size": ([BLOCK, BLOCK], None),
     "scale_fmt": ("float", "ue8m0", None),  # powers of two, which DeepSeek-V3.1 stores in float32
     "expert_dtype": ("fp8", None),
     "activation_scheme": ("dynamic", "static", None),
 }
-_FREE = ("dequantize", "modules_to_not_convert", "ignored_layers", "modules_to_convert")
+_FREE = ("weight_block_size", "dequantize", "modules_to_not_convert", "ignored_layers", "modules_to_convert")
 """The tensors say which weights have 8 bits."""
-_COMPRESSED: dict[str, tuple[Any, ...]] = {
-    "quant_method": ("compressed-tensors",),
-    "quantization_status": ("compressed", "frozen", None),
-    "kv_cache_scheme": (None,),
-    "sparsity_config": (None, {}),
-    "moe_sparsity_config": (None,),
-    "transform_config": (None, {}),
-}
-_OF_A_GROUP: dict[str, tuple[Any, ...]] = {
-    "num_bits": (8,),
-    "type": ("float",),
-    "symmetric": (True, None),
-    "strategy": ("tensor", "channel", "block"),
-    "block_structure": (None, [BLOCK, BLOCK]),
-}
 
 
 @dataclass(frozen=True)
 class Fp8:
-    """A weight [N, K] and its factors, [N / 128, K / 128] rounded up, [N, 1] or a single one -> plain, in bfloat16.
+    """A weight [N, K] and its factors, one a block, [N], [N, 1] or a single one -> plain, in bfloat16.
 
-    A third tensor, the scale of the inputs, is not read. Such weights are not written.
+    Such weights are not written.
+
+    Attributes:
+        block: rows and columns of one.
     """
 
+    block: tuple[int, int] = BLOCK
+
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        weight, scales, *_ = tensors
+        weight, scales = tensors
         factors, (rows, columns) = scales.float(), weight.shape
+        factors = factors[:, None] if factors.shape == (rows,) else factors
         if factors.dim() == 2 and factors.shape != (rows, 1):
-            factors = factors.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+            for axis, size in enumerate(self.block):
+                factors = factors.repeat_interleave(size, axis)
+            factors = factors[:rows, :columns]
         return [(weight.float() * factors).bfloat16()]
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        weight, scales, *_ = shapes
-        blocks = tuple(-(-size // BLOCK) for size in weight)
-        if len(weight) != 2 or tuple(scales) not in ((), (1,), (weight[0], 1), blocks):
+        weight, scales = shapes
+        blocks = tuple(-(-size // length) for size, length in zip(weight, self.block, strict=False))
+        if len(weight) != 2 or tuple(scales) not in ((), (1,), (weight[0],), (weight[0], 1), blocks):
             said = f"a weight {list(weight)} and factors {list(scales)} are not FP8 weights"
-            raise ConversionError(f"{said} in blocks of {BLOCK} x {BLOCK}, nor with one factor, nor with one a row")
+            kind = " x ".join(map(str, self.block))
+            raise ConversionError(f"{said} in blocks of {kind}, nor with one factor, nor with one a row")
         return [tuple(weight)]
 
 
-class _Fp8(LowBitFormat):
-    """Matrices of 8 bits, which become bfloat16.
+def as_block(size: Any) -> tuple[int, int] | None:
+    """The rows and columns of a block as a `config.json` says them; None where it does so in another way."""
+    is_block = isinstance(size, list) and len(size) == 2 and all(type(each) is int and each > 0 for each in size)
+    return (size[0], size[1]) if is_block else None
 
-    Attributes:
-        inputs: how the name of the factor for a matrix's inputs ends, if these have 8 bits too. It is not read.
+
+def fp8_groups(
+    names: Iterable[str], ending: str, block: tuple[int, int], tensors: Mapping[str, HasHeader]
+) -> list[Group]:
+    """What makes plain weights of FP8 ones.
+
+    Args:
+        names: of the weights.
+        ending: what the names of their factors end in.
+        block: rows and columns of one.
+        tensors: name -> header of every tensor.
+
+    Raises:
+        ConversionError: naming all that do not fit.
     """
+    wrong, groups, op = [], [], Fp8(block)
+    for name in names:
+        weight, factors = tensors[name], tensors[name + ending]
+        if weight.dtype is not WEIGHT or factors.dtype not in FACTORS:
+            wrong.append(f"{shown(name)} is {weight.dtype}, its factors are {factors.dtype}")
+            continue
+        try:
+            (shape,) = op.forward_shapes([tuple(weight.shape), tuple(factors.shape)])
+        except ConversionError as error:
+            wrong.append(f"{shown(name)}: {error}")
+            continue
+        groups.append(Group((name, name + ending), (Target(name, torch.bfloat16, shape),), op))
+    if wrong:
+        raise ConversionError(f"FP8 weights that cannot be converted ({len(wrong)}):{listed(wrong)}")
+    return groups
 
-    method, ending, stored = "fp8", "_scale_inv", WEIGHT
-    inputs = "activation_scale"
+
+class _Fp8(LowBitFormat):
+    """Matrices of 8 bits, which become bfloat16; a factor for their inputs, if these have 8 bits too, is not read."""
+
+    method, ending, stored = "fp8", "_scale_inv", (WEIGHT,)
+    not_read: tuple[str, ...] = (".activation_scale",)
     note = "the FP8 weights have become bfloat16; the way back writes bfloat16 too"
     note_on_paper = "the weights are stored in FP8; conversion makes bfloat16 of them"
 
@@ -88,51 +116,35 @@ class _Fp8(LowBitFormat):
         if not isinstance(entries, Mapping):
             said = "is missing, and there are FP8 weights; copy it from the original"
             raise ConversionError(f"config.json: {FIELD} {said}")
-        if wrong := wrong_entries(entries, _WANTED, _FREE):
-            raise ConversionError(f"config.json: {FIELD}: FP8 weights of this kind cannot be converted:{listed(wrong)}")
+        wrong, block = wrong_entries(entries, _WANTED, _FREE), entries.get("weight_block_size")
+        if block is not None and as_block(block) is None:
+            wrong.append(f"weight_block_size is {shown(block)}, not two positive integers")
+        refuse(wrong, "FP8 ")
 
-    def groups(self, tensors, dtype):
-        wrong, groups = [], []
-        for name in (name for name in tensors if name + self.ending in tensors):
-            weight, factors = tensors[name], tensors[name + self.ending]
-            if weight.dtype is not WEIGHT or factors.dtype not in FACTORS:
-                wrong.append(f"{shown(name)} is {weight.dtype}, its factors are {factors.dtype}")
-                continue
-            try:
-                (shape,) = Fp8().forward_shapes([tuple(weight.shape), tuple(factors.shape)])
-            except ConversionError as error:
-                wrong.append(f"{shown(name)}: {error}")
-                continue
-            inputs = name.removesuffix("weight") + self.inputs
-            parts = (name, name + self.ending, *([inputs] if inputs in tensors else []))
-            groups.append(Group(parts, (Target(name, torch.bfloat16, shape),), Fp8()))
-        if wrong:
-            raise ConversionError(f"FP8 weights that cannot be converted ({len(wrong)}):{listed(wrong)}")
-        return groups
+    def groups(self, checkpoint, dtype, exact=False):
+        block = as_block(checkpoint.config[FIELD].get("weight_block_size")) or BLOCK
+        names = [name for name in checkpoint.tensors if name + self.ending in checkpoint.tensors]
+        return fp8_groups(names, self.ending, block, checkpoint.tensors)
 
 
-class _Compressed(_Fp8):
-    """FP8 weights as compressed-tensors writes them. Its other formats are not read."""
+class _ModelOpt(_Fp8):
+    """FP8 weights as ModelOpt writes them, with one factor a matrix or a row. Its other formats are not read."""
 
-    method, ending, inputs = "compressed-tensors", "_scale", "input_scale"
-
-    def is_told(self, official):
-        return super().is_told(official) and official[FIELD].get("format") in ("float-quantized", "naive-quantized")
+    method, ending, not_read = "modelopt", "_scale", NOT_READ
 
     def is_there(self, official, names):
-        return self.is_told(official) and super().is_there(official, names)
+        """See `LowBitFormat.is_there`: the config says it, whose absence is another fault."""
+        return self.is_told(official)
 
     def check(self, official):
         entries = official[FIELD]
-        groups = entries.get("config_groups")
-        free = ("format", "config_groups", "ignore", "global_compression_ratio", "version")
-        wrong = wrong_entries(entries, _COMPRESSED, free)
-        for each in groups.values() if isinstance(groups, Mapping) else ():
-            weights = each.get("weights") if isinstance(each, Mapping) else None
-            weights = weights if isinstance(weights, Mapping) else {}
-            wrong += wrong_entries(weights, _OF_A_GROUP, [*weights])
-        if wrong:
-            raise ConversionError(f"config.json: {FIELD}: FP8 weights of this kind cannot be converted:{listed(wrong)}")
+        wanted = {"quant_algo": ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")}
+        refuse(wrong_entries(entries, wanted, [*entries]), "ModelOpt's ")
+
+    def notes(self, official, kept=False):
+        entries = official[FIELD]
+        cache = entries.get("kv_cache_scheme") or entries.get("kv_cache_quant_algo")
+        return [self.note, *also_rounded(True, bool(cache))]
 
 
-FP8, COMPRESSED_FP8 = _Fp8(), _Compressed()
+FP8, MODELOPT = _Fp8(), _ModelOpt()

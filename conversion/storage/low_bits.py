@@ -1,7 +1,7 @@
 """Weights in few bits: what every format of them says of itself, and a checkpoint as if its weights were plain.
 
 Each format is one object (`AWQ`, `FP8` and others; `formats.py` lists them) that checkpoints of any family may have:
-`convert`, `from_official` and `inspect` ask it, and the family's rules see plain weights.
+`convert`, `from_official` and `inspect` ask it, and the family's rules see plain weights, or AWQ's.
 """
 
 from abc import ABC, abstractmethod
@@ -19,6 +19,10 @@ from ..rules.groups import Group
 
 FIELD = "quantization_config"
 """The official entry that tells of such weights."""
+NOT_READ = tuple(
+    f".{part}_{kind}" for part in ("input", "output", "q", "k", "v") for kind in ("scale", "zero_point", "global_scale")
+)
+"""How names of tensors end that say how inputs, outputs, queries, keys and values are rounded."""
 
 
 class LowBitFormat(ABC):
@@ -27,14 +31,16 @@ class LowBitFormat(ABC):
     Attributes:
         method: what `quant_method` calls it.
         ending: what the names of tensors end in that only this format has.
-        stored: the dtype of a stored weight that would pass for a plain one; None where its name shows it.
-        note, note_on_paper: what a user must know of a conversion, and of a config; "" for nothing.
-        may_stay: whether some families keep the bits (`Names.low_bits`).
+        stored: the dtypes of stored weights that would pass for plain ones; none where their names show it.
+        note, note_on_paper: what a user must know of a conversion to plain weights, and of a config; "" for nothing.
+        not_read: what the names of tensors end in that say nothing of the weights.
+        may_have_4_bits: whether some families keep such weights (`Names.low_bits`), and `dequantize` makes them plain.
     """
 
     method = ending = note = note_on_paper = ""
-    stored: torch.dtype | None = None
-    may_stay = False
+    stored: tuple[torch.dtype, ...] = ()
+    not_read: tuple[str, ...] = ()
+    may_have_4_bits = False
 
     def is_told(self, official: Mapping[str, Any]) -> bool:
         """Whether an official `config.json` tells of such weights."""
@@ -54,12 +60,13 @@ class LowBitFormat(ABC):
         """
 
     @abstractmethod
-    def groups(self, tensors: Mapping[str, HasHeader], dtype: torch.dtype) -> list[Group]:
+    def groups(self, checkpoint: Checkpoint, dtype: torch.dtype, exact: bool = False) -> list[Group]:
         """What makes plain weights of a checkpoint's tensors.
 
         Args:
-            tensors: all of them.
+            checkpoint: whose tensors they are.
             dtype: of the plain weights, where the format does not say it.
+            exact: whether they are float32 and not rounded, where the format says otherwise.
 
         Raises:
             ConversionError: some do not fit together.
@@ -68,6 +75,31 @@ class LowBitFormat(ABC):
     def plain_entries(self, official: Mapping[str, Any]) -> dict[str, Any]:
         """The `config.json` of the plain checkpoint."""
         return without(official)
+
+    def kept_entries(self, official: Mapping[str, Any], keeps: bool) -> dict[str, Any] | None:
+        """The `config.json` of a checkpoint of AWQ's with the same weights; None where they become plain.
+
+        Args:
+            official: its `config.json`.
+            keeps: whether its family keeps 4 bits.
+        """
+        return None
+
+    def kept_groups(self, checkpoint: Checkpoint) -> list[Group]:
+        """What makes AWQ's tensors of a checkpoint's."""
+        raise NotImplementedError
+
+    def spare(self, checkpoint: Checkpoint) -> set[str]:
+        """The names of tensors that a model may do without."""
+        return set()
+
+    def notes(self, official: Mapping[str, Any], kept: bool = False) -> list[str]:
+        """What a user must know of a conversion, of weights that become plain or are kept."""
+        return [self.note] if self.note else []
+
+    def notes_on_paper(self, official: Mapping[str, Any]) -> list[str]:
+        """What a user must know of a config whose weights become plain."""
+        return [self.note_on_paper] if self.note_on_paper else []
 
     def to_load(self, official: Mapping[str, Any]) -> dict[str, Any] | None:
         """The entries by which the official class makes plain weights itself; None: `read_plain` makes them."""
@@ -79,52 +111,80 @@ class LowBitFormat(ABC):
         Raises:
             ConversionError: naming them, and what is missing.
         """
-        lacking = [f"{shown(name)}: needs {name}{self.ending}" for name in names if tensors[name].dtype is self.stored]
+        lacking = [f"{shown(name)}: needs {name}{self.ending}" for name in names if tensors[name].dtype in self.stored]
         if lacking:
             what = f"{self.method.upper()} weights: parts that are missing"
             raise ConversionError(f"{what} ({len(lacking)}):{listed(lacking)}")
 
-    def read_plain(self, checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
-        """All weights of a checkpoint in a dtype, plain."""
-        plain = PlainView(self, checkpoint, dtype)
+    def read_plain(self, checkpoint: Checkpoint, dtype: torch.dtype, exact: bool = False) -> dict[str, Tensor]:
+        """All weights of a checkpoint in a dtype, plain; `exact` is explained at `groups`."""
+        plain = View(self, checkpoint, self.groups(checkpoint, dtype, exact), {})
         return {name: plain.read(name).to(dtype) for name in plain.tensors}
 
 
-class PlainView:
-    """The names, headers and tensors of a checkpoint as if its weights were plain, whatever its family.
+class View:
+    """The names, headers and tensors of a checkpoint as if its weights were plain or AWQ's, whatever its family.
 
     Args:
         low_bits: the format of its weights. The tensors say which they are.
         checkpoint: whose `config.json` tells of such weights.
-        dtype: of the plain weights, where the format does not say it.
+        groups: what makes the other weights.
+        entries: the `config.json` that tells of those.
 
     Attributes:
-        low_bits: the format.
-        groups: what makes the plain weights.
-        tensors: name -> header, of the plain weights in place of their parts.
-        entries: the `config.json` of the plain checkpoint.
+        low_bits, groups, entries: the same.
+        spare: the names of tensors that a model may do without.
+        tensors: name -> header, of the weights in place of their parts.
+    """
+
+    def __init__(self, low_bits: LowBitFormat, checkpoint: Checkpoint, groups: list[Group], entries: dict[str, Any]):
+        self.low_bits, self.groups, self.entries = low_bits, groups, entries
+        self._read, self.spare = checkpoint.read, low_bits.spare(checkpoint)
+        self._makers = {target.name: (group, place) for group in groups for place, target in enumerate(group.targets)}
+        makers = {name: group for group in groups for name in group.sources}
+        self.tensors: dict[str, HasHeader] = {}
+        for name, info in checkpoint.tensors.items():
+            if name in makers:
+                self.tensors |= {target.name: target for target in makers[name].targets}
+            elif not name.endswith(low_bits.not_read):
+                self.tensors[name] = info
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, as here."""
+        if name not in self._makers:
+            return self._read(name)
+        group, place = self._makers[name]
+        return group.made(self._read)[place]
+
+
+def view_of(low_bits: LowBitFormat, checkpoint: Checkpoint, dtype: torch.dtype, kept: dict[str, Any] | None) -> View:
+    """A checkpoint as if its weights were plain or, with the entries `kept` (`kept_entries`), AWQ's.
 
     Raises:
         ConversionError: parts of weights do not fit together.
     """
+    if kept is not None:
+        return View(low_bits, checkpoint, low_bits.kept_groups(checkpoint), kept)
+    groups = low_bits.groups(checkpoint, dtype)
+    return View(low_bits, checkpoint, groups, low_bits.plain_entries(checkpoint.config))
 
-    def __init__(self, low_bits: LowBitFormat, checkpoint: Checkpoint, dtype: torch.dtype):
-        self.low_bits, self.groups = low_bits, low_bits.groups(checkpoint.tensors, dtype)
-        self.entries = low_bits.plain_entries(checkpoint.config)
-        self._read = checkpoint.read
-        self._makers = {group.targets[0].name: group for group in self.groups}
-        makers = {name: group for group in self.groups for name in group.sources}
-        self.tensors: dict[str, HasHeader] = {}
-        for name, info in checkpoint.tensors.items():
-            target = makers[name].targets[0] if name in makers else None
-            if target is None:
-                self.tensors[name] = info
-            else:
-                self.tensors.setdefault(target.name, target)
 
-    def read(self, name: str) -> Tensor:
-        """A tensor, plain."""
-        return self._makers[name].made(self._read)[0] if name in self._makers else self._read(name)
+def refuse(lines: list[str], what: str = "") -> None:
+    """Refuse settings of weights, if a line says why.
+
+    Raises:
+        ConversionError: with the lines, about `what` weights.
+    """
+    if lines:
+        said = f"config.json: {FIELD}: {what}weights of this kind cannot be converted:{listed(lines)}"
+        raise ConversionError(f"{said}\nConvert the plain weights that they were made of.")
+
+
+def also_rounded(inputs: bool, cache: bool) -> list[str]:
+    """A note on what else a checkpoint's settings say is rounded: inputs of linear layers, cached keys and values."""
+    what = ["inputs of linear layers"] * inputs + ["cached keys and values"] * cache
+    said = f"the checkpoint is for programs that also round {' and '.join(what)}; here they stay as they are"
+    return [said] if what else []
 
 
 def without(official: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,8 @@ class _Mxfp4(LowBitFormat):
     def to_load(self, official):
         return {**official, FIELD: {**official[FIELD], "dequantize": True}}
 
-    def groups(self, tensors, dtype):
+    def groups(self, checkpoint, dtype, exact=False):
+        tensors = checkpoint.tensors
         stems = dict.fromkeys(name.removesuffix(self.ending) for name in tensors if name.endswith(self.ending))
         weights = {stem: (f"{stem}_blocks", f"{stem}_scales") for stem in stems}
         op = Steps(Mxfp4(), Transpose(1, 2))

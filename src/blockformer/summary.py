@@ -23,7 +23,9 @@ from .files.checkpoint import Checkpoint
 from .files.config_file import is_ours, read_config
 from .files.containers import what_it_is
 from .files.errors import ConversionError
-from .files.names import has_weights
+from .files.json_files import read_json
+from .files.names import FEW_BITS, has_weights
+from .files.quantized import with_modelopt
 from .files.sources import HUB_ID, WEIGHT_CHOICES, Reading, locate
 from .model.attention import Attention
 from .model.awq_linear import QuantizedLinear
@@ -106,6 +108,8 @@ def summarize(source: str | PathLike[str], **reading: "Unpack[Reading]") -> Summ
         hint = "name a folder, a config.json or a preset" if what is None else what
         raise ConversionError(f"{path}: no such file; {hint}")
     entries = read_config(path)
+    if path.name == "config.json" and (aside := path.with_name(FEW_BITS[0])).exists() and not is_ours(entries):
+        entries = with_modelopt(entries, read_json(aside))
     if not isinstance(entries.get("model_type"), str) and path.name == "config.json" and has_weights(path.parent):
         with Checkpoint(path.parent) as checkpoint:  # only its headers, for the family that they fit
             raise missing_type(checkpoint)
@@ -122,8 +126,11 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
     if text is not None:
         entries, notes = text.entries, [f"the text model of a {text.model_type} checkpoint"]
     family, low_bits = family_of(entries), format_of(entries)
-    if low_bits is not None and not low_bits.may_stay:
-        entries, notes = low_bits.plain_entries(entries), [*notes, low_bits.note_on_paper]
+    kept = None if low_bits is None else low_bits.kept_entries(entries, family.names.low_bits)
+    if low_bits is not None and kept is None:
+        notes += low_bits.notes_on_paper(entries)
+        kept = low_bits.plain_entries(entries)
+    entries = entries if kept is None else kept
     return family.settings.our_config(family.config_from(entries)), [*notes, *family.settings.unused_note(entries)]
 
 

@@ -213,7 +213,8 @@ def shared(tmp_path_factory):
         ({"modules_to_not_convert": ["down_proj"]}, "modules_to_not_convert is"),
         ({"desc_act": True}, "desc_act is True"),
         ({"mystery": 1}, "'mystery' is not understood"),
-        ({"quant_method": "gptq"}, "quantization_config is"),
+        ({"quant_method": "gptq"}, r"needs .*g_idx"),
+        ({"quant_method": "hqq"}, "quantization_config is"),
         ({"quant_method": None}, "quantization_config is"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from compressed_layout import entries, packed
 from pairs import assert_close
 from real_repos.decoders import qwen_words
 from real_repos.record import write
@@ -32,6 +33,8 @@ from .oracles import (
     randomize_biases_and_norms,
     stored,
 )
+from .test_gptq import ENTRIES as GPTQ
+from .test_gptq import packed as packed_by_gptq
 
 TEXT = {
     "vocab_size": 131,
@@ -537,8 +540,50 @@ def test_a_text_of_8_bits_becomes_plain(tmp_path, kind, in_blocks):
         assert_same_text(blockformer.from_official(src, dtype=torch.float32), whole)
     assert any("stored in FP8" in note for note in summarize(src).notes)
     assert diagnose(src, quick=True).status == 0
-    with pytest.raises(ConversionError, match="its text has FP8 weights"):
+    with pytest.raises(ConversionError, match="its text has weights in few bits"):
         convert(dst, tmp_path / "back", to_official=True, into=src)
+
+
+OF_4_BITS = {
+    "llm-compressor": ("qwen3_vl", lambda weight: packed(weight, 1), entries("channel")),
+    "llm-compressor, the tower plain": (
+        "qwen3_vl",
+        lambda weight: packed(weight, 1),
+        entries("channel", ignore=["lm_head", "re:.*vision.*"]),
+    ),
+    "GPTQ": ("qwen2_5_vl", lambda weight: packed_by_gptq(weight, 4, True, True, True), GPTQ),
+}
+
+
+@pytest.mark.parametrize("case", OF_4_BITS)
+def test_a_text_of_4_bits_stays_or_becomes_plain(tmp_path, case):
+    """It stays where the settings show that all of its linear layers have 4 bits."""
+    kind, made, told = OF_4_BITS[case]
+    src, dst, out = (tmp_path / name for name in ("src", "dst", "out"))
+    whole_folder(src, kind)
+    plain = {name: each.bfloat16() for path in src.glob("*.safetensors") for name, each in load_file(path).items()}
+    tensors = {}
+    for name, weight in plain.items():
+        if not ("language_model" in name or "model.layers" in name) or not name.endswith("_proj.weight"):
+            tensors[name] = weight
+            continue
+        parts, plain[name] = made(weight)
+        tensors |= {name.removesuffix("weight") + part: each.contiguous() for part, each in parts.items()}
+    assert len(tensors) > len(plain)
+    rewrite(src, tensors)
+    edit_config(src, quantization_config=told, dtype="bfloat16")
+    report = convert(src, dst)
+    assert_verified(report)
+    becomes_plain = "plain" in case
+    assert any(("have become plain" if becomes_plain else "stay, in AWQ") in note for note in report.notes)
+    assert diagnose(src, quick=True).status == 0
+    with pytest.raises(ConversionError, match="its text has weights in few bits"):
+        convert(dst, tmp_path / "back", to_official=True, into=src)
+    if becomes_plain:
+        rewrite(out, plain, like=src)
+        whole = type(whole_model(kind)).from_pretrained(out, dtype=torch.float32)
+        assert_same_text(blockformer.from_official(dst, dtype=torch.float32), whole)
+        assert any("stored in 4 bits" in note for note in summarize(src).notes)
 
 
 def rewrite(folder, tensors, like=None):
@@ -557,7 +602,10 @@ REFUSED = {
         {"text_config": {**WHOLE["gemma3"]["text_config"], "model_type": "llama"}},
         "text_config is of 'llama'",
     ),
-    "few bits": ({"quantization_config": {"quant_method": "awq"}}, "of low-bit weights only FP8 is read"),
+    "few bits": (
+        {"quantization_config": {"quant_method": "awq"}},
+        "of low-bit weights only FP8, GPTQ and compressed-tensors are read",
+    ),
     "bad settings": ({"vision_config": 3}, "Gemma3Config refuses it"),
 }
 

@@ -30,12 +30,13 @@ SPARSE = {
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "kv_lora_rank": 120, "moe_intermediate_size": 128}
 
 
-def factors_of(scales, weight):
+def factors_of(scales, weight, block=(128, 128)):
     """Each number's own factor, block by block."""
+    high, wide = block
     factors = torch.empty(weight.shape)
     for row in range(scales.shape[0]):
         for column in range(scales.shape[1]):
-            factors[128 * row : 128 * (row + 1), 128 * column : 128 * (column + 1)] = scales[row, column]
+            factors[high * row : high * (row + 1), wide * column : wide * (column + 1)] = scales[row, column]
     return factors
 
 
@@ -112,7 +113,7 @@ def test_blocks_at_the_edges_are_smaller():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weight_block_size": [64, 64]}, "weight_block_size is .*, not \\[128, 128\\]"),
+        ({"weight_block_size": [64, 64]}, "factors .* are not FP8 weights in blocks of 64 x 64"),
         ({"scale_fmt": "e4m3"}, "scale_fmt is 'e4m3', not 'float' or 'ue8m0' or None"),
         ({"quant_method": "mystery"}, "quant_method is 'mystery', not 'fp8'"),
         ({"secret": 1}, "'secret' is not understood"),

@@ -13,7 +13,8 @@ from blockformer.files.checkpoint import Checkpoint
 from blockformer.files.config_file import read_config
 from blockformer.files.errors import CheckpointError, ConversionError, listed, shown
 from blockformer.files.json_files import read_json
-from blockformer.files.names import PICKLED_SUFFIXES, STATE_DICTS
+from blockformer.files.names import FEW_BITS, PICKLED_SUFFIXES, STATE_DICTS
+from blockformer.files.quantized import all_plain, with_modelopt
 from blockformer.files.safetensors_io import TensorInfo
 
 from .distributed import read_distributed
@@ -77,6 +78,8 @@ class AnyCheckpoint(Checkpoint):
             self._read_headers(weights)
         except CheckpointError as error:
             self.findings.append(Finding("file", ERROR, str(error)))
+        if not all_plain(self.tensors):
+            self.config = with_modelopt(self.config, self._json(FEW_BITS[0], read_json, "config"))
         if weights.files and not self.tensors and not any(each.severity == ERROR for each in self.findings):
             said = "the weights have no tensors"
             self.findings.append(Finding("file", ERROR, said, "save the model again: an empty state dict was saved"))

@@ -25,8 +25,18 @@ from .earlier_names import present_name
 from .errors import CheckpointError, ConversionError, listed, memory_errors, shown
 from .json_files import read_json
 from .model_place import AROUND, model_elsewhere
-from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHT_NAMES, WEIGHTS, of_a_wrapper, roots_of, weight_map
-from .quantized import FIELDS, OUR_BITS, packed_by_mlx
+from .names import (
+    FEW_BITS,
+    PICKLED_SUFFIXES,
+    STATE_DICTS,
+    VARIANT,
+    WEIGHT_NAMES,
+    WEIGHTS,
+    of_a_wrapper,
+    roots_of,
+    weight_map,
+)
+from .quantized import FIELDS, OUR_BITS, all_plain, packed_by_mlx, with_modelopt
 from .regular import open_regular
 from .safetensors_io import TensorInfo, read_header, read_parts, read_tensor
 from .sources import Source
@@ -127,6 +137,8 @@ class Checkpoint:
         if packed := packed_by_mlx(self.tensors):
             raise CheckpointError(f"{self.folder}: {'; '.join(packed)}")
         of_ours = is_ours(self.config)
+        if not of_ours and os.path.lexists(self.path(FEW_BITS[0])) and not all_plain(self.tensors):
+            self.config = with_modelopt(self.config, read_json(self.member(FEW_BITS[0])))
         is_quantized = any(self.config.get(name) for name in (*FIELDS, OUR_BITS))
         if told := not_a_model(self.tensors, is_quantized):
             raise CheckpointError(f"{self.folder}: {'; '.join(told)}")

@@ -15,8 +15,8 @@ OUR_BITS = "linear_bits"
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of weights that are not quantized."""
 REMEDY = (
-    "conversion reads AWQ with 4 bits, MXFP4 of gpt-oss and FP8 in blocks of 128 x 128 or with one factor a matrix or "
-    "row; of others make plain weights with dequantize() of transformers, and convert those"
+    "conversion reads AWQ with 4 bits, GPTQ, FP8 and integers of compressed-tensors, FP8 of transformers and ModelOpt, "
+    "and MXFP4 of gpt-oss; of others make plain weights with dequantize() of transformers, and convert those"
 )
 """For weights that are quantized in another way."""
 
@@ -24,6 +24,24 @@ REMEDY = (
 def quantized_entries(entries: Mapping[str, Any]) -> list[str]:
     """The names in `FIELDS` under which there is a method; transformers skips one that is called "none"."""
     return [name for name in FIELDS if entries.get(name) and _method(entries[name]) != "none"]
+
+
+def with_modelopt(entries: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries with what ModelOpt says of the weights in a file next to them, where they say nothing themselves.
+
+    Args:
+        entries: of an official `config.json`.
+        settings: the content of that file; {} without one.
+    """
+    told = settings.get("quantization")
+    if not entries or not isinstance(told, Mapping) or quantized_entries(entries):
+        return dict(entries)
+    return {**entries, FIELDS[0]: {"quant_method": "modelopt", **told}}
+
+
+def all_plain(tensors: Mapping[str, HasHeader]) -> bool:
+    """Whether no tensor has a dtype of weights in few bits."""
+    return all(info.dtype in PLAIN for info in tensors.values())
 
 
 def without_empty(official: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +57,7 @@ def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -
         ConversionError: it does; it says which entry to remove.
     """
     names = quantized_entries(official)
-    if names and all(info.dtype in PLAIN for info in tensors.values()):
+    if names and all_plain(tensors):
         method = _method(official[names[0]])
         kinds = [f"{shown(name)} is {torch_name(info.dtype)}" for name, info in tensors.items()]
         raise ConversionError(

@@ -2,7 +2,7 @@
 
 from pathlib import PurePosixPath
 
-from .names import CODE_FILES, INDEX, PROCESSOR_FILES
+from .names import CODE_FILES, FEW_BITS, INDEX, PROCESSOR_FILES
 
 OTHER_FORMAT = "the model in another format"
 OTHER_WEIGHTS = "other weights, which are not read"
@@ -10,6 +10,7 @@ TRAINING = "the state of a training run"
 CODE = "code, which is never carried"
 PICTURES = "pictures and documents"
 PROCESSOR = "settings by which pictures and sound are read"
+OF_FEW_BITS = "settings of weights in few bits"
 BOOKKEEPING = "bookkeeping of git and the Hub"
 UNKNOWN = "not known to Blockformer"
 NOT_A_FILE = "not a regular file"
@@ -34,6 +35,8 @@ def reason_for(name: str) -> str:
     path = PurePosixPath(name)
     if path.name.startswith(TRAINING_FILES) or path.parts[0] in ("runs", "logs"):
         return TRAINING
+    if name in FEW_BITS:
+        return OF_FEW_BITS
     if name in PROCESSOR_FILES:
         return PROCESSOR
     if path.parts[0] in OTHER_FORMATS and len(path.parts) > 1:

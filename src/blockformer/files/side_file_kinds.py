@@ -7,7 +7,7 @@ import stat
 from pathlib import Path, PurePosixPath
 
 from .checkpoint import Checkpoint
-from .names import FURTHER_TEMPLATE, GENERATION, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES
+from .names import FEW_BITS, FURTHER_TEMPLATE, GENERATION, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES
 from .regular import LFS_POINTER, open_regular, refuse_pointer
 
 STORE = "conversion/source"
@@ -25,8 +25,8 @@ def stays(name: str) -> bool:
 
 def is_note(name: str, path: Path) -> bool:
     """Whether a file is a small text next to the model."""
-    is_index = INDEX.fullmatch(name) or name.endswith("trainer_state.json")
-    return "/" not in name and name.endswith(NOTES) and not is_index and _size(path) <= LARGEST_NOTE
+    is_other = INDEX.fullmatch(name) or name.endswith("trainer_state.json") or name in FEW_BITS
+    return "/" not in name and name.endswith(NOTES) and not is_other and _size(path) <= LARGEST_NOTE
 
 
 def _size(path: Path) -> int:
