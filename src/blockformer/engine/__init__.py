@@ -50,6 +50,7 @@ Then those that only the package uses:
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
 - `_orig_mod` (of what `torch.compile` gives): such a model is not exported.
 - `_parameters` (torch.nn.Module): AttributeError where weights are packed or have 4 bits.
+- `_DisableFuncTorch` (torch._C): AttributeError where weights are packed.
 - `_len_torch_dispatch_stack`, `_get_dispatch_mode`, `_TorchDispatchModeKey`, `_len_torch_function_stack`,
   `_get_function_stack_at` (torch._C): AttributeError.
 - `_python_dispatch` (torch.utils; `_disable_current_modes`), and `DeviceContext` (torch.utils._device): ImportError.
