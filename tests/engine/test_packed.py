@@ -505,7 +505,7 @@ def test_a_decoder_stays_plain_in_float32(name, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradients_and_vmap_are_those_of_the_plain_layer(dtype):
+def test_gradients_and_transforms_are_those_of_the_plain_layer(dtype):
     layer = nn.Linear(7, 11, dtype=dtype).requires_grad_(False)
     plain, tolerance = copy.deepcopy(layer), TOLERANCES[dtype]
     packed_layer(layer)
@@ -520,6 +520,9 @@ def test_gradients_and_vmap_are_those_of_the_plain_layer(dtype):
         gradients.append(inputs.grad)
     assert_close(*gradients, tolerance)
     assert_close(torch.func.vmap(layer)(states), plain(states), tolerance)
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd, torch.func.hessian):
+        found, wanted = (transform(lambda x, each=each: each(x).square().sum())(states) for each in (layer, plain))
+        assert_close(found, wanted, tolerance)
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,8 @@ READINGS = {
     "getattr": lambda outputs: getattr(outputs, "logits", None),
     "copy": lambda outputs: copy.copy(outputs).logits,
     "mapped by accelerate": lambda outputs: convert_to_fp32(outputs).logits,
+    "one of the items": lambda outputs: {name: value.detach().cpu() for name, value in outputs.items()}["logits"],
+    "an argument": lambda outputs: [torch.clone(value) for value in outputs.values()][1],
     "pytree": lambda outputs: tree_map(lambda leaf: leaf, outputs).logits,
 }
 

@@ -21,7 +21,7 @@ torch's (seen in 2.6 to 2.15) and transformers' (5.5 to 5.24):
 - `_sample`, `_beam_search` (GenerationMixin): `generate` writes by the library's loops, which are slower.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_dict_from_json_file` (config of transformers): repeated keys and NaN in a config file are no longer refused.
-- `_subclasses` (torch): AttributeError where inputs are checked.
+- `_subclasses`, `_C` (torch; `_len_torch_dispatch_stack`): AttributeError where inputs are checked.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
 - `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
 
@@ -50,6 +50,7 @@ Then those that only the package uses:
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
 - `_orig_mod` (of what `torch.compile` gives): such a model is not exported.
 - `_parameters` (torch.nn.Module): AttributeError where weights are packed or have 4 bits.
+- `_DisableFuncTorch` (torch._C): AttributeError where weights are packed.
 - `_len_torch_dispatch_stack`, `_get_dispatch_mode`, `_TorchDispatchModeKey`, `_len_torch_function_stack`,
   `_get_function_stack_at` (torch._C): AttributeError.
 - `_python_dispatch` (torch.utils; `_disable_current_modes`), and `DeviceContext` (torch.utils._device): ImportError.

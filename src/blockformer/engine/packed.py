@@ -67,8 +67,8 @@ class PackedWeight(torch.Tensor):
 
     def plain(self):
         """The plain matrix [O, I], bit for bit."""
-        # Whoever gets it may want gradients, and no mode of the caller's knows oneDNN's layout.
-        with torch.inference_mode(False), _disable_current_modes():
+        # Whoever gets it may want gradients, and neither a mode of the caller's nor torch.func knows oneDNN's layout.
+        with torch.inference_mode(False), _disable_current_modes(), torch._C._DisableFuncTorch():
             return self.numbers.to_dense() if self.numbers.is_mkldnn else self.numbers
 
     @classmethod

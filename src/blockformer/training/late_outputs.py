@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
@@ -61,6 +62,17 @@ class DeferredLogits:
             logits = self._logits_of(*self.inputs)
         self._read.append(logits)
         return logits
+
+    def __getattr__(self, name: str):
+        """Whatever else a tensor has, the logits have: who goes through `items()` or `values()` may ask for it."""
+        if name.startswith("_"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(self(), name)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map(lambda each: each() if isinstance(each, cls) else each, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
     @property
     def inputs(self) -> tuple:
