@@ -73,8 +73,8 @@ def rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = (
         but: names of weights that stay as they are, under each of their names; a composite has more before them.
     """
     state = model.state_dict()
-    ends = tuple(f".{name.removeprefix('model.')}" for name in but)
-    exact = {tensor.data_ptr() for name, tensor in state.items() if f".{name}".endswith(ends)}
+    ends = tuple(f".{name.removeprefix('model.')}" for name in but if name not in state)
+    exact = {tensor.data_ptr() for name, tensor in state.items() if name in but or name.endswith(ends)}
     for tensor in state.values():
         if tensor.data_ptr() not in exact and tensor.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize:
             tensor.copy_(tensor.to(dtype))

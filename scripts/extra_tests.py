@@ -89,7 +89,7 @@ EXTRAS = {
     ),
     "trl": Extra(("trl==1.16.0",), ("tests/test_hub.py::test_what_trl_saves_keeps_its_code_and_base",)),
     # What writes checkpoints in few bits, for their plain weights.
-    "few-bits": Extra(("compressed-tensors",), ("tests/conversion/test_compressed.py",)),
+    "few-bits": Extra(("compressed-tensors==0.20.1",), ("tests/conversion/test_compressed.py",)),
     "openai": Extra(("--no-deps", "openai", "jiter", "sniffio"), ("tests/test_embedding_server.py",)),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),
 }

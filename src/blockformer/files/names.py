@@ -66,7 +66,7 @@ GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
 FURTHER_TEMPLATE = re.compile(r"additional_chat_templates/[^/]*\.jinja")
 """A chat template next to the usual one."""
 FEW_BITS = ("hf_quant_config.json", "quantize_config.json")
-"""Settings of weights in few bits, by ModelOpt and GPTQ. Weights that are made of those do not go back with them."""
+"""Settings of weights in few bits, by ModelOpt and GPTQ. They do not go back next to plain weights."""
 NOTES = (".md", ".txt", ".json", ".cff", ".yaml", ".yml")
 """Endings of small texts next to a model: its card, what it was trained on, how it was evaluated."""
 LARGEST_NOTE = 1 << 20
