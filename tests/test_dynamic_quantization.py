@@ -36,3 +36,14 @@ def test_a_quantized_model_is_the_quantized_official_one(family, tmp_path):
         assert (found - exact).abs().max() > 1e-3 * exact.abs().max()
         texts = [model.generate(ids, max_new_tokens=8, do_sample=False) for model in quantized]
     assert torch.equal(*texts)
+
+
+def test_a_model_is_quantized_first_and_prepared_afterwards():
+    """Of a prepared one `quantize_dynamic` finds no layer: it looks for `nn.Linear` itself, not for a subclass."""
+    ids = token_ids(2, 9)
+    ours, theirs = (quantize_dynamic(model, {torch.nn.Linear}) for model in pair(initializer_range=0.1))
+    ours.prepare_for_inference()
+    with torch.no_grad():
+        assert_close(ours(ids).logits, theirs(ids).logits)
+    texts = [model.generate(ids, max_new_tokens=8, do_sample=False) for model in (ours, theirs)]
+    assert torch.equal(*texts)
