@@ -249,6 +249,22 @@ def test_without_sentencepiece_such_a_tokenizer_is_refused(tmp_path, monkeypatch
     assert not (tmp_path / "dst").exists()
 
 
+def test_a_tokenizer_for_some_releases_of_transformers_comes_along(tmp_path, source, tiny_tokenizer):
+    present = source / "tokenizer.4.0.0.json"
+    (source / "tokenizer.json").rename(present)
+    older = json.loads(present.read_text())
+    older["model"]["merges"] = []
+    (source / "tokenizer.json").write_text(json.dumps(older))
+    settings = {"fast_tokenizer_files": ["tokenizer.json", present.name]}
+    (source / "tokenizer_config.json").write_text(json.dumps(entries_of(source, "tokenizer_config.json") | settings))
+    report = convert(source, tmp_path / "dst", verify="quick")
+    assert "tokenizers give the same ids" in report.notes
+    made = transformers.AutoTokenizer.from_pretrained(tmp_path / "dst")
+    assert made("def dumps(obj):").input_ids == tiny_tokenizer("def dumps(obj):").input_ids
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify="quick")
+    assert (tmp_path / "back" / present.name).read_bytes() == present.read_bytes()
+
+
 LETTERS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "h</w>": 4, "i</w>": 5, "h": 6, "hi</w>": 7}
 SIZES_OF_A_STACK = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}
 WITHOUT_A_NAME = {

@@ -63,6 +63,8 @@ OUR_FOLDERS = ("conversion", "custom_generate")
 LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTABLE_USE)[\w.-]*", re.IGNORECASE)
 """Licences and what belongs to them; they travel with the weights."""
 GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
+VERSIONED_TOKENIZER = re.compile(r"tokenizer\.[\w.-]+\.json")
+"""A `tokenizer.json` from some release of transformers on, which `fast_tokenizer_files` of its settings names."""
 FURTHER_TEMPLATE = re.compile(r"additional_chat_templates/[^/]*\.jinja")
 """A chat template next to the usual one."""
 FEW_BITS = ("hf_quant_config.json", "quantize_config.json")
@@ -142,7 +144,7 @@ def is_side_file(name: str, size: int = 0) -> bool:
         return FURTHER_TEMPLATE.fullmatch(name) is not None
     known = name in ("config.json", "conversion.json", *TOKENIZER_FILES, *SENTENCE_FILES, *HEADS)
     is_note = name.endswith(NOTES) and not INDEX.fullmatch(name) and size <= LARGEST_NOTE
-    return known or is_note or any(kind.fullmatch(name) for kind in (GENERATION, LEGAL))
+    return known or is_note or any(kind.fullmatch(name) for kind in (GENERATION, LEGAL, VERSIONED_TOKENIZER))
 
 
 NUMBERED = re.compile(r"[0-9]{1,2}_\w+")

@@ -7,7 +7,17 @@ import stat
 from pathlib import Path, PurePosixPath
 
 from .checkpoint import Checkpoint
-from .names import FEW_BITS, FURTHER_TEMPLATE, GENERATION, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES
+from .names import (
+    FEW_BITS,
+    FURTHER_TEMPLATE,
+    GENERATION,
+    INDEX,
+    LARGEST_NOTE,
+    LEGAL,
+    NOTES,
+    TOKENIZER_FILES,
+    VERSIONED_TOKENIZER,
+)
 from .regular import LFS_POINTER, open_regular, refuse_pointer
 
 STORE = "conversion/source"
@@ -20,7 +30,8 @@ MADE_BY_US = ("README.md", "conversion.json", "conversion/")
 def stays(name: str) -> bool:
     """Whether a file has the same name and place in both layouts."""
     is_of_tokenizer = name in TOKENIZER_FILES and name != TOKENIZER_CONFIG
-    return is_of_tokenizer or any(kind.fullmatch(name) for kind in (FURTHER_TEMPLATE, GENERATION, LEGAL))
+    kinds = (FURTHER_TEMPLATE, GENERATION, LEGAL, VERSIONED_TOKENIZER)
+    return is_of_tokenizer or any(kind.fullmatch(name) for kind in kinds)
 
 
 def is_note(name: str, path: Path) -> bool:
