@@ -77,3 +77,16 @@ def test_a_model_with_code_of_another_package_runs_uncompiled():
     assert torch.equal(model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, do_sample=False), expected)
     (reason,) = model.runtime.decoding.fallbacks.reasons
     assert "test_watched.Doubled" in reason
+
+
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_a_model_with_a_weight_that_is_computed_runs_uncompiled(name):
+    kind = "DecoderForCausalLM" if name == "qwen3" else "EncoderDecoderForConditionalGeneration"
+    torch.manual_seed(0)
+    model = getattr(blockformer, f"Blockformer{kind}")(preset(name, **STRONG)).eval()
+    nn.utils.parametrizations.weight_norm(model.get_decoder().layers[0].mlp.up_proj)
+    expected = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, do_sample=False)
+    model.prepare_for_inference(compile=True)
+    assert torch.equal(model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, do_sample=False), expected)
+    (reason,) = model.runtime.decoding.fallbacks.reasons
+    assert "torch.nn.utils.parametrize" in reason

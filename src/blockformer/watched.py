@@ -145,6 +145,8 @@ def unknown_code(module: nn.Module) -> str | None:
     """The first class or function in a module from another package, which may need something that a step lacks."""
     blocks = tuple(f"{block.cls.__module__}." for block in from_outside())
     for part in module.modules():
+        if hasattr(part, "parametrizations"):  # it computes a weight wherever one is read, and refuses to be copied
+            return "torch.nn.utils.parametrize"
         functions = [] if isinstance(part, PreTrainedModel) else filter(callable, vars(part).values())
         for name in (name for each in (type(part), *functions) for name in _names_of(each)):
             if name.partition(".")[0] not in _KNOWN_CODE or name.startswith(blocks):
