@@ -6,7 +6,6 @@ import pytest
 import torch
 from encoder_decoders import SMALL, VOCAB, t5_pair, target
 from pairs import assert_close, assert_gradients_close, model, pair, token_ids
-from sizes import STRONG
 from transformers import (
     BertConfig,
     BertModel,
@@ -105,26 +104,6 @@ def test_vmap_over_tokens(family):
         mapped = torch.func.vmap(lambda ids: ours(ids, **more(ids))[0])(ids)
         assert_close(mapped, torch.stack([ours(each, **more(each))[0] for each in ids]))
         ours.prepare_for_inference()
-
-
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
-@pytest.mark.parametrize("family", ["bert", "qwen3", "bart"])
-def test_a_model_is_linearized_in_a_weight(family):
-    config, ids = preset(family, **STRONG), token_ids(2, 7, vocab=STRONG["vocab_size"])
-    kind = {"bert": "EncoderModel", "bart": "EncoderDecoderModel"}.get(family, "DecoderModel")
-    torch.manual_seed(0)
-    ours = getattr(blockformer, f"Blockformer{kind}")(config).eval()
-    ours.set_attn_implementation("eager")  # the others have no derivatives in this direction
-    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if family == "bart" else {})
-    weights = {name: each.detach() for name, each in ours.named_parameters()}
-    name, weight = next((name, each) for name, each in weights.items() if "q_proj.weight" in name)
-
-    def states(weight):
-        return torch.func.functional_call(ours, weights | {name: weight}, (), given)[0]
-
-    direction = torch.randn_like(weight)
-    _, derivative = torch.func.linearize(states, weight)
-    assert_close(derivative(direction), torch.func.jvp(states, (weight,), (direction,))[1])
 
 
 @maps

@@ -21,7 +21,7 @@ torch's (seen in 2.6 to 2.15) and transformers' (5.5 to 5.24):
 - `_sample`, `_beam_search` (GenerationMixin): `generate` writes by the library's loops, which are slower.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_dict_from_json_file` (config of transformers): repeated keys and NaN in a config file are no longer refused.
-- `_subclasses`, `_C` (torch; `_len_torch_dispatch_stack`): AttributeError where inputs are checked.
+- `_subclasses` (torch): AttributeError where inputs are checked.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
 - `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
 

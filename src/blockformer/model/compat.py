@@ -51,8 +51,8 @@ def is_mapped(tensor) -> bool:
 
 def is_readable(tensor) -> bool:
     """Whether looking at a tensor's values waits for no accelerator, spoils no graph and is possible."""
-    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
-    return tensor.is_cpu and not (is_traced or is_mapped(tensor) or isinstance(tensor, torch._subclasses.FakeTensor))
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_mapped(tensor)
+    return tensor.is_cpu and not (is_traced or isinstance(tensor, torch._subclasses.FakeTensor))
 
 
 def takes_cache(forward):
