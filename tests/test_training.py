@@ -329,9 +329,6 @@ def test_gradient_checkpointing_writes_into_no_cache(reentrant):
     checkpointed = gradients_of(ours, ours(ids, labels=ids, past_key_values=cache).loss)
     assert cache.get_seq_length() == 0
     assert all(torch.equal(gradient, checkpointed[name]) for name, gradient in plain.items())
-    with torch.no_grad():
-        ours(ids, past_key_values=cache)
-    assert cache.get_seq_length() == 9
 
 
 def test_gradient_checkpointing_under_trainer(tmp_path):

@@ -8,6 +8,7 @@ tied.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from transformers import PretrainedConfig
 
@@ -166,13 +167,22 @@ class ScaledHead:
         self.otherwise = otherwise
 
     def read(self, official):
-        config, is_told = official.config, hasattr(type(official.config)(), "scale_decoder_outputs")
-        scale = config.d_model**-0.5 if (config.scale_decoder_outputs if is_told else self.otherwise) else 1.0
+        config = official.config
+        scaled = config.scale_decoder_outputs if _is_told(type(config)) else self.otherwise
+        scale = config.d_model**-0.5 if scaled else 1.0
         return {"logit_scale": scale, "tie_word_embeddings": UNTIED not in official.variant.traits}
 
     def write(self, config, head):
         entries = {"tie_word_embeddings": config.tie_word_embeddings}
-        return {**entries, "scale_decoder_outputs": config.logit_scale != 1} if self.otherwise else entries
+        if _is_told(head.official_class.config_class):
+            entries["scale_decoder_outputs"] = config.logit_scale != 1
+        return entries
+
+
+@cache
+def _is_told(config_class: type[PretrainedConfig]) -> bool:
+    """Whether an official config says if the states are scaled."""
+    return hasattr(config_class(), "scale_decoder_outputs")
 
 
 def t5_settings(scales: bool = True) -> EncoderDecoderSettings:
