@@ -8,7 +8,6 @@ tied.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 
 from transformers import PretrainedConfig
 
@@ -179,7 +178,6 @@ class ScaledHead:
         return entries
 
 
-@cache
 def _is_told(config_class: type[PretrainedConfig]) -> bool:
     """Whether an official config says if the states are scaled."""
     return hasattr(config_class(), "scale_decoder_outputs")
