@@ -284,6 +284,24 @@ def test_a_user_may_run_the_layers_one_by_one(family, prepared):
         assert_close(*(run(model, *parts, cache=cache) for model, cache in zip(models, caches, strict=True)))
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@torch.no_grad()
+def test_what_a_layer_reads_may_come_as_plain_tuples(family):
+    """As llm-compressor and AutoRound pass it on, which move tensors in tuples from device to device."""
+    ours, theirs = pair(family)
+
+    def moved(value):
+        if isinstance(value, tuple):
+            return tuple(moved(each) for each in value)
+        return {name: moved(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+    for layer in ours.model.layers:
+        layer.register_forward_pre_hook(lambda _, args, named: (args, moved(named)), with_kwargs=True)
+    ids, mask = left_padded(3, 9)
+    found, wanted = (model(ids, attention_mask=mask).logits[mask.bool()] for model in (ours, theirs))
+    assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("residual", ["parallel", "parallel_shared_norm"])
 def test_gradient_checkpointing_changes_no_gradient_of_parallel_sublayers(residual):
     ids, gradients = token_ids(2, 12, vocab=VOCAB), []

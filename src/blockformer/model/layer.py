@@ -176,8 +176,8 @@ class Layer(GradientCheckpointingLayer):
         **kwargs,
     ):
         """States [B, T, C], encoder_hidden_states [B, S, C], token_input [B, T, P] -> [B, T, C]; more for attention."""
-        if layer_inputs is None:  # called by itself
-            layer_inputs = LayerInputs({}, {self.layer_type: kwargs.pop("position_embeddings", None)}, None)
+        own = {self.layer_type: kwargs.pop("position_embeddings", None)}  # of a layer that is called by itself
+        layer_inputs = LayerInputs(*layer_inputs or ({}, own, None))  # libraries that move inputs make plain tuples
         hidden_states = self._norm("self_attn_input_norm", hidden_states)
         states = self._norm("self_attn_pre_norm", hidden_states)
         change = self.self_attn(
