@@ -651,12 +651,17 @@ def test_of_several_writers_one_wins_whole(tmp_path: Path, force: bool, any_rena
 
 def test_a_reader_sees_only_whole_models(tmp_path: Path) -> None:
     target, stop, failures = tmp_path / "x", threading.Event(), []
+    seen: list[int] = []
+    written = [2]
 
     def replace() -> None:
         try:
-            for number in range(2, 80):
+            for number in range(2, 2000):
                 with atomic_folder(target, force=True) as folder:
                     version(folder, 1 + number % 7)
+                written.append(1 + number % 7)
+                if number > 80 and len(seen) > 10:  # on a busy machine the reader has its turn seldom
+                    break
         except BaseException as error:
             failures.append(error)
         finally:
@@ -666,7 +671,7 @@ def test_a_reader_sees_only_whole_models(tmp_path: Path) -> None:
         version(folder, 2)
     thread = threading.Thread(target=replace)
     thread.start()
-    seen, refusals = [], []
+    refusals = []
     while not stop.is_set():
         assert target.is_dir()
         try:
@@ -679,4 +684,4 @@ def test_a_reader_sees_only_whole_models(tmp_path: Path) -> None:
     assert all(any(part in refusal for part in known) for refusal in refusals), refusals
     assert len(seen) > 10
     assert len(set(seen)) > 1
-    assert seen_version(target) == 1 + 79 % 7
+    assert seen_version(target) == written[-1]
