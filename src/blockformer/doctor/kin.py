@@ -23,7 +23,7 @@ NEAR = 0.9
 def _patterns(name: str) -> tuple[tuple[Pattern, ...], tuple[frozenset[str], ...]]:
     """The names of a family's tensors, with placeholders, and the weights that its usual models have, without numbers.
 
-    They are the names of the official class and of its files, with all heads. The weights are those of the first head.
+    They are the names of the official class and of its files, with all heads. The weights are what the first head has.
     """
     family = FAMILIES[name]
     names: dict[str, None] = {}
@@ -76,7 +76,7 @@ def _usual(family: Family, head: Head) -> list[tuple[CheckpointVariant, Pretrain
             try:
                 config = make()
                 found.append((family.names.variant_for(config), config))
-            except Exception:  # nosec B112 # there is no such model of ours
+            except Exception:  # nosec B112 # ours has no such model
                 continue
     return found
 
