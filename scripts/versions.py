@@ -19,7 +19,7 @@ from pathlib import Path
 
 from environments import AS_LIBRARIES_WARN, ONE_THREAD, ROOT, build
 
-VERSIONS = ("5.5.0", "5.10.4", "5.24.0")
+VERSIONS = ("5.5.0", "5.10.4", "5.23.0")
 COLUMNS = ("transformers", "huggingface_hub", "torch")
 QUICK = (
     "tests/test_hub.py::test_each_revision_has_its_own_weights_elsewhere",
