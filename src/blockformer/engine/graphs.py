@@ -349,7 +349,7 @@ class _InBuffers(DynamicLayer):
 
     def _hold(self, length: int) -> None:
         self._length, first = length, self._first_of(length)
-        self.keys, self.values = (buffer[:, :, first:length] for buffer in self._pair)
+        self.keys, self.values = (buffer.narrow(2, first, length - first) for buffer in self._pair)
 
     def _first_of(self, length: int) -> int:
         """The first of so many tokens that a new one may see."""
@@ -358,7 +358,7 @@ class _InBuffers(DynamicLayer):
     def update(self, key_states, value_states, *args, **kwargs):
         """Write the key and value of one token [B, K, 1, D]; return all that it sees."""
         for buffer, states in zip(self._pair, (key_states, value_states), strict=True):
-            buffer[:, :, self._length : self._length + 1] = states
+            buffer.narrow(2, self._length, 1).copy_(states)
         self._hold(self._length + 1)
         return self.keys, self.values
 
