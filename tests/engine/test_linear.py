@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from blockformer.engine import choices, linear
-from blockformer.engine.choices import IN_PARTS, ONEDNN, PACKED, WIDENED
+from blockformer.engine.choices import AS_FOUR, IN_PARTS, ONEDNN, PACKED, WIDENED
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -31,12 +31,17 @@ def test_each_number_of_rows_has_its_matmul(faster, monkeypatch):
     for each in (layer, small):
         each.__class__ = linear.QuickLinear
     few = linear.in_parts if choices.IN_PARTS in faster else None
+    wide = nn.Linear(64, 4096)  # many weights in rows that are too short
+    wide.__class__ = linear.QuickLinear
     for rows in (1, 4):
         assert layer._matmul(torch.ones(rows, 256)) is few
+        assert wide._matmul(torch.ones(rows, 64)) is None
     assert layer._matmul(torch.ones(100, 256)) is (linear.by_onednn if choices.ONEDNN in faster else None)
     assert layer._matmul(torch.ones(5, 256)) is None  # too little work
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert layer._matmul(torch.ones(1, 256)) is None
+    for rows in (1, 3):
+        assert layer._matmul(torch.ones(rows, 256)) is few
+    assert layer._matmul(torch.ones(4, 256)) is None
     monkeypatch.setattr(linear, "can_multiply", lambda *_: pytest.fail("asked about a small matmul"))
     assert torch.equal(small(torch.ones(1, 64)), F.linear(torch.ones(1, 64), small.weight, small.bias))
 
@@ -45,7 +50,7 @@ AMD, INTEL, OTHER = "vendor_id : AuthenticAMD\nflags : avx2", "vendor_id : Genui
 
 
 @pytest.mark.parametrize(("processor", "instructions", "faster"), [
-    (AMD, "AVX512", {(IN_PARTS, F32), (ONEDNN, F32), (PACKED, F32), (PACKED, BF16), (WIDENED, F16)}),
+    (AMD, "AVX512", {(IN_PARTS, F32), (ONEDNN, F32), (PACKED, F32), (AS_FOUR, F32), (PACKED, BF16), (WIDENED, F16)}),
     (AMD, "AVX2", {(IN_PARTS, F32), (ONEDNN, F32), (PACKED, F32), (WIDENED, F16), (WIDENED, BF16)}),
     (INTEL, "AVX512", {(PACKED, BF16)}),
     (INTEL, "AVX2", {(WIDENED, F16), (WIDENED, BF16)}),
@@ -56,5 +61,5 @@ def test_what_is_faster_on_a_processor(processor, instructions, faster, monkeypa
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     assert {way for way, answer in choices._faster_here().items() if answer} == faster
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    by_onednn = {way for way in faster if way[0] in (ONEDNN, PACKED)}
+    by_onednn = {way for way in faster if way[0] in (ONEDNN, PACKED, AS_FOUR)}
     assert {way for way, answer in choices._faster_here().items() if answer} == faster - by_onednn

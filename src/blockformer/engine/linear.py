@@ -26,6 +26,9 @@ from .few_rows import MOST_ROWS, as_rows, computed_once, rows_of
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
 # than it gains (benchmarks/thresholds.py).
 _PARTS, _LEAST_IN_PARTS = 16, 1 << 17
+# How wide its rows are at least, and how many rows of states one thread multiplies faster that way. By hand: 8,000 x 64
+# takes 1.7 times as long in parts, and four rows of one thread take 1.5 times as long with 768 x 3,072 (1.1 with two).
+_LEAST_INPUTS, _MOST_OF_ONE_THREAD = 128, MOST_ROWS - 1
 _LEAST_COLUMNS = 8  # rows from which `in_columns` is faster with AVX-512; with AVX2 it is from five on. By hand.
 # Multiplications below which nothing else gains; and below which oneDNN's overhead, tens of microseconds a call,
 # costs more than it gains (benchmarks/thresholds.py).
@@ -86,18 +89,19 @@ class QuickLinear(nn.Linear):
 
     def _matmul(self, states) -> Callable | None:
         """Another matmul than PyTorch's own, if that is faster for these states."""
-        weight, rows = self.weight, states.numel() // self.in_features
-        if not can_multiply(states, weight) or states.shape[-1:] != (self.in_features,):
-            return None  # the error of states that do not fit is PyTorch's own
-        learned = (states, weight) if self.bias is None else (states, weight, self.bias)
-        learns = torch.is_grad_enabled() and any(each.requires_grad for each in learned)
+        weight, inputs, rows = self.weight, self.in_features, states.numel() // self.in_features
+        size, learned = inputs * self.out_features, (states, weight, self.bias)
+        learns = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in learned)
         if weight.dtype in HALVES:
-            return _widened if rows >= _MANY_ROWS and not learns and is_faster(WIDENED, weight.dtype) else None
-        if rows <= MOST_ROWS and not learns:
-            can_gain = weight.numel() >= _LEAST_IN_PARTS and torch.get_num_threads() > 1
-            return in_parts if can_gain and is_faster(IN_PARTS, weight.dtype) else None
-        is_large = rows * weight.numel() >= _LEAST_WORK
-        return (_Product.apply if learns else by_onednn) if is_large and is_faster(ONEDNN, weight.dtype) else None
+            gains, way = rows >= _MANY_ROWS and not learns, WIDENED
+        elif rows <= (MOST_ROWS if torch.get_num_threads() > 1 else _MOST_OF_ONE_THREAD) and not learns:
+            gains, way = size >= _LEAST_IN_PARTS and inputs >= _LEAST_INPUTS, IN_PARTS
+        else:
+            gains, way = rows * size >= _LEAST_WORK, ONEDNN
+        # What costs more to find out comes last. The error of states that do not fit is PyTorch's own.
+        if not (gains and is_faster(way, weight.dtype) and can_multiply(states, weight)) or states.shape[-1] != inputs:
+            return None
+        return {WIDENED: _widened, IN_PARTS: in_parts, ONEDNN: _Product.apply if learns else by_onednn}[way]
 
 
 def can_be_quick(layer: nn.Module) -> bool:
@@ -110,7 +114,8 @@ def can_be_quick(layer: nn.Module) -> bool:
 def in_parts(states, weight, bias=None):
     """`F.linear` of float32 states [..., I] that are few rows, weight [O, I], as a batch of matmuls of its parts.
 
-    MKL reads a weight for one row, or for a few, with one thread, and the weights of a batch with all of them.
+    MKL reads a weight for one row, or for a few, with one thread, and the weights of a batch with all of them. One
+    thread by itself reads a large weight faster so, too.
     """
     size = len(weight) // _PARTS
     if size == 0:
