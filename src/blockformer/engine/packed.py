@@ -18,14 +18,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..model.latent_attention import LatentAttention
 from ..model.stack import Stack
 from ..watched import is_plain_linear, is_transformed
-from .choices import PACKED, is_enabled, is_exported, is_faster
+from .choices import AS_FOUR, PACKED, is_enabled, is_exported, is_faster
 from .linear import by_onednn, is_dense
 
 # Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).
-_LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
+_LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 17}
 # The number of rows that a layout of oneDNN's is for. In float32 the one for a single row is slower than this one, with
 # any number.
 _ROWS = {torch.bfloat16: 1, torch.float32: 16}
+# Up to two rows of a weight of so many numbers, which oneDNN multiplies more slowly than four. By hand: of 512 x 512 it
+# is as fast either way, and three rows are no faster as four.
+_FOUR, _MOST_AS_FOUR, _LEAST_AS_FOUR = 4, 2, 1 << 19
 _REFUSED = "a packed weight cannot be written to: call prepare_for_training() first, which makes it plain."
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _GIVES_ARRAY: set = {torch.Tensor.numpy, torch.Tensor.__array__}
@@ -195,7 +198,12 @@ class PackedLinear(nn.Linear):
         return type(self.weight) is PackedWeight
 
     def _product(self, states, numbers):
+        rows = states.shape[:-1].numel()
+        is_short = rows <= _MOST_AS_FOUR and self.in_features * self.out_features >= _LEAST_AS_FOUR
         try:
+            if is_short and is_faster(AS_FOUR, numbers.dtype):
+                four = F.pad(states.reshape(rows, -1), (0, 0, 0, _FOUR - rows))
+                return by_onednn(four, numbers, self.bias)[:rows].view(*states.shape[:-1], -1)
             return by_onednn(states, numbers, self.bias)
         except RuntimeError:  # of states that do not fit: PyTorch's own words say why
             return F.linear(states, self.weight.plain(), self.bias)
