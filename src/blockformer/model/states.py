@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import DynamicCache
+from transformers import DynamicCache, masking_utils
 
 from .attention import LAYER_TYPES, refuse_backends
 from .axes import BLOCKS, axis, flag
@@ -20,10 +20,11 @@ from .blocks import block
 from .compat import is_readable
 from .positions import adds_to_scores, starts_of
 
-# What no test has together with these layers.
+# What no test has together with these layers; and older releases make the mask of all keys as long as a window.
 WITHOUT_STATES = (
-    *("attention_type", "kv_lora_rank", "sliding_window", "pruned_heads", "linear_bits", "attn_logit_softcapping"),
+    *("attention_type", "kv_lora_rank", "pruned_heads", "linear_bits", "attn_logit_softcapping"),
     *("attention_sinks", "add_cross_attention", "bidirectional"),
+    *([] if hasattr(masking_utils, "find_first_full_attention_index") else ["sliding_window"]),
 )
 
 OWN_CACHE = "make it with DynamicCache(config=model.config)"
@@ -82,7 +83,7 @@ class StateLayer(nn.Module):
         what = f"layer_types names '{cls.kind}'"
         if not config.is_decoder:
             raise ValueError(f"{what}, which needs a decoder: a state only knows what came before.")
-        for name in WITHOUT_STATES:
+        for name in (*WITHOUT_STATES, *["sliding_window"] * cls.has_keys):
             if value := getattr(config, name):
                 raise ValueError(f"{what}, which is not supported with {name}={value!r}: leave {name} out.")
         if adds_to_scores(config.position_type):
@@ -90,7 +91,7 @@ class StateLayer(nn.Module):
             raise ValueError(f"{what}, which is not supported with position_type={config.position_type!r}: {fix}.")
         lacks_keys = not cls.has_keys and len({*config.layer_types}) == 1
         known = {*config.layer_types} & {*LAYER_TYPES, *BLOCKS["layer_types"]}  # others are refused as misspelt
-        if not known <= {cls.kind, "full_attention"} or lacks_keys:
+        if not known <= {cls.kind, *LAYER_TYPES} or lacks_keys:
             fix = "add a layer of 'full_attention', whose keys count a text's tokens, and no other type"
             raise ValueError(f"{what}: {fix}.")
 
