@@ -22,7 +22,7 @@ from blockformer.conversion.families import index
 from blockformer.conversion.families.composites import COMPOSITES
 from blockformer.conversion.families.registry import FAMILIES
 
-from .oracles import assert_verified, stored
+from .oracles import assert_verified, stored, there_and_back
 from .outputs import assert_same_outputs
 from .rows import Row, assert_there_and_back, model_of, parameters
 
@@ -524,6 +524,24 @@ def test_half_precision_is_as_near_to_float64_as_the_official_class(tmp_path, fa
 
 
 TYPED = [Row("gpt2"), *(row for row in ROWS if row.family in ("gpt_bigcode", "gpt_neo", "gptj", "codegen", "ctrl"))]
+
+
+SPELLED = sorted({row.family for row in ROWS if row.family in FAMILIES and FAMILIES[row.family].names.spellings})
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[] if name in ("flint", "nemotron_h") else pytest.mark.exhaustive) for name in SPELLED],
+)
+def test_files_may_have_the_names_of_the_class(tmp_path, family):
+    """As `torch.save(model.state_dict())` and libraries for training write them; transformers reads both."""
+    theirs = model_of(next(row for row in ROWS if row.family == family), SIZES)
+    theirs.config.save_pretrained(tmp_path / "src")
+    tensors = {name: each.clone() for name, each in theirs.state_dict().items()}
+    if theirs.config.tie_word_embeddings:
+        tensors = {name: each for name, each in tensors.items() if name != "lm_head.weight"}
+    save_file(tensors, tmp_path / "src" / "model.safetensors")
+    there_and_back(tmp_path)
 
 
 @torch.no_grad()
