@@ -48,6 +48,7 @@ DECODERS = {
     "opt": {},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8},
+    "lara_mini": {"num_hidden_layers": 4, "sliding_window": 6, "num_experts": 4, "linear_key_head_dim": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "bamba": {
         "layer_types": ["state_space", "full_attention"],
