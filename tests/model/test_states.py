@@ -24,6 +24,7 @@ from transformers import (
 )
 
 import blockformer
+from blockformer.model import states
 from blockformer.model.delta_rule import CHUNK, delta_rule_by_chunk, delta_rule_by_token, delta_rule_of_one
 
 STATE, CONV, SCAN, BOTH, FULL = "linear_attention", "conv", "state_space", "attention_and_state_space", "full_attention"
@@ -371,6 +372,13 @@ def test_a_convolution_goes_back_and_takes_drafts(prepares):
 def test_configs_that_cannot_be(fields, message):
     with pytest.raises(ValueError, match=message):
         config(**fields)
+
+
+def test_a_window_is_refused_where_the_library_mixes_up_masks(monkeypatch):
+    monkeypatch.setattr(states, "KNOWS_KEYS", False)
+    with pytest.raises(ValueError, match=r"makes wrong masks for a window next to them\. Install a newer release"):
+        config(WINDOWS)
+    assert config(STATE).sliding_window is None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import math
 from typing import ClassVar
 
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional as F
 from transformers import DynamicCache, masking_utils
@@ -20,12 +21,13 @@ from .blocks import block
 from .compat import is_readable
 from .positions import adds_to_scores, starts_of
 
-# What no test has together with these layers; and older releases make the mask of all keys as long as a window.
+# What no test has together with these layers.
 WITHOUT_STATES = (
     *("attention_type", "kv_lora_rank", "pruned_heads", "linear_bits", "attn_logit_softcapping"),
     *("attention_sinks", "add_cross_attention", "bidirectional"),
-    *([] if hasattr(masking_utils, "find_first_full_attention_index") else ["sliding_window"]),
 )
+# Older releases take a layer with a state for one with keys, and make the mask of all keys as long as a window.
+KNOWS_KEYS = hasattr(masking_utils, "find_first_full_attention_index")
 
 OWN_CACHE = "make it with DynamicCache(config=model.config)"
 
@@ -86,6 +88,9 @@ class StateLayer(nn.Module):
         for name in (*WITHOUT_STATES, *["sliding_window"] * cls.has_keys):
             if value := getattr(config, name):
                 raise ValueError(f"{what}, which is not supported with {name}={value!r}: leave {name} out.")
+        if config.sliding_window is not None and not KNOWS_KEYS:
+            why = f"transformers {transformers.__version__} makes wrong masks for a window next to them"
+            raise ValueError(f"{what}, and sliding_window is {config.sliding_window}: {why}. Install a newer release.")
         if adds_to_scores(config.position_type):
             fix = "use 'rotary', 'learned', 'sinusoidal' or 'none'"
             raise ValueError(f"{what}, which is not supported with position_type={config.position_type!r}: {fix}.")
