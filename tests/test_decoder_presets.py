@@ -30,7 +30,8 @@ SPECIAL = (
     *("bloom", "phi", "exaone4", "qwen3_5_text", "olmo_hybrid", "lfm2", "nemotron_h", "falcon_h1"),
 )
 CALM = {"gpt_neo": 0.3, "glm4_moe_lite": 0.2}
-CALM |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lfm2", "lfm2_moe"), 0.1)
+STATEFUL = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lara_mini", "olmo_hybrid", "lfm2", "lfm2_moe")
+CALM |= dict.fromkeys(STATEFUL, 0.1)
 CALM |= dict.fromkeys(("bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"), 0.1)
 """Presets in which larger weights make 1e-5 of the logits out of rounding, and the deviation that they have.
 

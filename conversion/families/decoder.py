@@ -24,7 +24,7 @@ from ..values import HeadDim, Rope, Value, Window
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
 from .further import FURTHER, PROJECTIONS, FurtherLayers
 from .head import VALUE_HEAD, Head
-from .names import Names
+from .names import AS_IN_CLASS, Names
 from .refused import UNSUPPORTED
 from .settings import Settings
 from .shared import ATTENTION, LAYER, MLP, OUTER, QKV, Modules, usual_layer
@@ -107,6 +107,7 @@ class DecoderNames(Names[Head]):
         split: how a module that holds several of ours does so, for a Blockformer config; None: one after the other.
         pairs: whether the official class turns neighbouring channels of a head.
         more_rules: a Blockformer config -> more rules of a layer, without its prefix.
+        in_files: the same of tensors that files hold in another form: theirs -> the class's.
         ignored: see `RuleTable`; official names of the stack: of computed tensors, or of layers after the model's.
         outside: the same of tensors that lie outside of the stack.
         further: where checkpoints hold layers that predict further tokens, a value of the settings, too; None: ours has
@@ -124,6 +125,7 @@ class DecoderNames(Names[Head]):
     split: Callable[[PretrainedConfig, tuple[int, ...]], Reversible] | None = None
     pairs: bool = False
     more_rules: Callable[[PretrainedConfig], list[Rule]] = lambda config: []
+    in_files: Callable[[PretrainedConfig], list[Rule]] = lambda config: []
     ignored: Collection[str] = ()
     outside: Collection[str] = ()
     further: FurtherLayers | None = None
@@ -196,6 +198,11 @@ class DecoderNames(Names[Head]):
         return [f"{head.root}{theirs}.weight" for theirs, ours in self.outer.items() if ours == "embed_tokens"]
 
     # The tensors.
+
+    def storage(self, variant, config):
+        layer = self.head(variant).root + self.layers
+        rules = [] if AS_IN_CLASS in variant.traits else self.in_files(config)
+        return [rule.under(layer, layer) for rule in rules]
 
     def layout(self, variant, config):
         head = self.head(variant)

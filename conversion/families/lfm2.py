@@ -4,6 +4,7 @@ from typing import Any
 
 from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
+from ..storage.spelling import Parts
 from ..values import Computed, StatesByLayer
 from .base import Family
 from .decoder import DecoderNames, DecoderSettings
@@ -24,6 +25,8 @@ CONVOLUTION = {
     "conv.in_proj": "self_attn.in_proj",
     "conv.out_proj": "self_attn.out_proj",
 }
+IN_FILES = Parts({".feed_forward.": ".mlp."})
+"""Names of feed-forward networks, whose experts are found where most families have them."""
 
 
 def read_width(official) -> dict[str, Any]:
@@ -46,16 +49,6 @@ def write_width(config, head) -> dict[str, Any]:
 def convolution(config) -> list[Rule]:
     """The rules of a layer with a convolution."""
     return module_rules(CONVOLUTION)
-
-
-class InFeedForward:
-    """Names of feed-forward networks, whose experts are found where most families have them."""
-
-    def to_class(self, name: str) -> str:
-        return name.replace(".feed_forward.", ".mlp.")
-
-    def to_file(self, name: str) -> str:
-        return name.replace(".mlp.", ".feed_forward.")
 
 
 STRUCTURE = {**LLAMA, "qk_norm": True, "hidden_act": "silu"}
@@ -90,7 +83,7 @@ MOE = Family(
     fresh={**FRESH, **FINE, "router_selection_bias": True},
     names=ExpertNames(
         layer={**ATTENTIONS, **{f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in PARTS.items()}},
-        spellings=[InFeedForward()],
+        spellings=[IN_FILES],
         published=OneByOne(parts=("w1", "w3", "w2")),
         bias_of_choice="expert_bias",
         **BOTH,

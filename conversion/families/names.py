@@ -26,6 +26,8 @@ PREFIX, NO_PREFIX = "prefix", "no prefix"
 """Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
 HEAD_ONLY = "head in place of embeddings"
 """A trait of tied checkpoints."""
+AS_IN_CLASS = "names of the class"
+"""A trait: tensors as `state_dict` has them, where files usually have other names or forms."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -33,7 +35,7 @@ class Names(ABC, Generic[HeadKind]):
     """The names and the layout of a family's tensors, in all variants of its checkpoints.
 
     Attributes:
-        spellings: how names in all its checkpoints differ from the names in the official class.
+        spellings: how names in its checkpoints usually differ from the names in the official class.
         former_classes: earlier names of official classes -> today's.
         has_own_layout: whether an official class has these models by themselves, not only as the text of a composite.
         refused: official classes of this `model_type` that no Blockformer class can be, with the reason.
@@ -212,7 +214,7 @@ class Names(ABC, Generic[HeadKind]):
         if earlier is None or earlier.head != head.official:
             return CheckpointVariant(head.official)
         fits = {each.name for several in self.alternatives(head) for each in several}
-        fits |= {HEAD_ONLY} if config.tie_word_embeddings else set()
+        fits |= {AS_IN_CLASS} | ({HEAD_ONLY} if config.tie_word_embeddings else set())
         return CheckpointVariant(head.official, earlier.traits & fits)
 
     @property
@@ -240,13 +242,20 @@ class Names(ABC, Generic[HeadKind]):
     def shown_alternatives(self, head: HeadKind, names: Collection[str]) -> frozenset[str]:
         """The names of the alternatives that a checkpoint's tensors show."""
         shown = ([each.name for each in several if each.is_shown(names)] for several in self.alternatives(head))
-        return frozenset(found[0] for found in shown if found)
+        own = [AS_IN_CLASS] if self._are_of_the_class(names) else []
+        return frozenset([*own, *(found[0] for found in shown if found)])
+
+    def _are_of_the_class(self, names: Collection[str]) -> bool:
+        """Whether names that files usually spell otherwise are the class's."""
+        usual = Spellings(self.spellings)
+        is_other = any(usual.to_file(name) != name for name in names)
+        return is_other and all(usual.to_class(name) == name for name in names)
 
     @property
     def words(self) -> frozenset[str]:
         """All traits that the record of a conversion may have."""
         lists = (several for head in self.heads for several in self.alternatives(head))
-        return self.own_traits | {HEAD_ONLY} | {each.name for several in lists for each in several}
+        return self.own_traits | {HEAD_ONLY, AS_IN_CLASS} | {each.name for several in lists for each in several}
 
     def traits_of_ties(
         self, head: HeadKind, official: Mapping[str, Any], names: Collection[str], traits: Collection[str] = ()
@@ -280,7 +289,8 @@ class Names(ABC, Generic[HeadKind]):
         ties: list[Spelling] = []
         if HEAD_ONLY in variant.traits:
             ties.append(OneName(self.head_name(head), self.embeddings_names(head, variant.traits)[0]))
-        return Spellings([*chosen, *self.spellings, *ties])
+        own = () if AS_IN_CLASS in variant.traits else self.spellings
+        return Spellings([*chosen, *own, *ties])
 
     # The tensors.
 

@@ -38,14 +38,15 @@ def sizes_of(config: PretrainedConfig) -> tuple[int, int, int]:
     return keys, config.linear_num_value_heads * config.linear_value_head_dim, config.linear_num_key_heads
 
 
-def common_rules(config: PretrainedConfig) -> list[Rule]:
-    """The rules of both: queries with their gate, and what a layer with a state holds as it is."""
+def gate_rule(config: PretrainedConfig) -> Rule:
+    """Queries with their gate."""
     size, heads = config.num_attention_heads * config.head_dim, config.num_attention_heads
     both = ("self_attn.q_proj.weight", "self_attn.gate_proj.weight")
-    return [
-        Rule("self_attn.q_proj.weight", both, Split(0, (size, size), heads)),
-        *(Rule(f"{STATE}.{name}", f"self_attn.{name}") for name in ("A_log", "dt_bias", "conv1d.weight")),
-    ]
+    return Rule("self_attn.q_proj.weight", both, Split(0, (size, size), heads))
+
+
+AS_THEY_ARE = [Rule(f"{STATE}.{name}", f"self_attn.{name}") for name in ("A_log", "dt_bias", "conv1d.weight")]
+"""The rules of what a layer with a state holds as it is."""
 
 
 def next_rules(config: PretrainedConfig) -> list[Rule]:
@@ -54,7 +55,8 @@ def next_rules(config: PretrainedConfig) -> list[Rule]:
     steps = getattr(config, "linear_num_value_heads", 0)
     of_states = Split(0, (keys, keys, values, values), groups)
     return [
-        *common_rules(config),
+        gate_rule(config),
+        *AS_THEY_ARE,
         Rule(f"{STATE}.in_proj_qkvz.weight", tuple(f"self_attn.{name}.weight" for name in PARTS), of_states),
         Rule(
             f"{STATE}.in_proj_ba.weight",
@@ -64,16 +66,21 @@ def next_rules(config: PretrainedConfig) -> list[Rule]:
     ]
 
 
-def text_rules(config: PretrainedConfig) -> list[Rule]:
-    """Layers of Qwen3.5, whose queries, keys and values are one matrix."""
+def state_rules(config: PretrainedConfig) -> list[Rule]:
+    """Layers with a state of Qwen3.5, whose queries, keys and values are one matrix."""
     keys, values, _ = sizes_of(config)
     targets = tuple(f"self_attn.{name}.weight" for name in PARTS[:3])
     names = ("in_proj_z", "in_proj_b", "in_proj_a")
     return [
-        *common_rules(config),
+        *AS_THEY_ARE,
         Rule(f"{STATE}.in_proj_qkv.weight", targets, Split(0, (keys, keys, values))),
         *module_rules({f"{STATE}.{name}": f"self_attn.{name}" for name in names}),
     ]
+
+
+def text_rules(config: PretrainedConfig) -> list[Rule]:
+    """Layers of Qwen3.5."""
+    return [gate_rule(config), *state_rules(config)]
 
 
 NAMES: dict[str, Any] = {"layer": LAYER, "outside": ["mtp.*"]}

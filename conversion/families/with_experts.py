@@ -74,13 +74,14 @@ class ExpertNames(DecoderNames):
         return [*super().alternatives(head), stacked]
 
     def storage(self, variant, config):
+        rules = super().storage(variant, config)
         if self.published is None or STACKED in variant.traits or not config.num_experts:
-            return []
+            return rules
         layers = [self.head(variant).root + place for place in self.sparse_places(config)]
         if self.further is not None:
             layers += self.further.places(config, config.num_nextn_predict_layers)
         given = (self._of_sparse_layer, [self.bias_of_choice], config.num_experts)
-        return [rule for layer in layers for rule in self.published.rules(layer, *given)]
+        return [*rules, *(rule for layer in layers for rule in self.published.rules(layer, *given))]
 
     def stack_rules(self, config):
         sparse = self._usual_rules() if self.sparse_rules is None else self.sparse_rules(config)

@@ -92,6 +92,27 @@ class Ending:
         return _with_ending(name, {new: old for old, new in self.in_class.items()})
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Names that contain other parts.
+
+    Args:
+        in_class: part in a checkpoint -> part in the class, one after the other.
+    """
+
+    in_class: Mapping[str, str]
+
+    def to_class(self, name: str) -> str:
+        for old, new in self.in_class.items():
+            name = name.replace(old, new)
+        return name
+
+    def to_file(self, name: str) -> str:
+        for old, new in reversed([*self.in_class.items()]):
+            name = name.replace(new, old)
+        return name
+
+
 def _with_ending(name: str, endings: Mapping[str, str]) -> str:
     return next((name.removesuffix(old) + new for old, new in endings.items() if name.endswith(old)), name)
 

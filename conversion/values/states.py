@@ -11,7 +11,7 @@ SIZES = (
     *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     "linear_conv_kernel_dim",
 )
-FULL, SCAN = "full_attention", "state_space"
+FULL, SLIDING, SCAN = "full_attention", "sliding_attention", "state_space"
 OF_SCANS = (
     *("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv"),
     *("mamba_conv_bias", "mamba_proj_bias"),
@@ -25,23 +25,27 @@ class StatesByLayer(Value):
     Args:
         kind: the type of those with a state.
         names: their fields, the same in both layouts.
+        slides: whether others may have a window.
     """
 
-    def __init__(self, kind: str = "linear_attention", names: tuple[str, ...] = SIZES):
+    def __init__(self, kind: str = "linear_attention", names: tuple[str, ...] = SIZES, slides: bool = False):
         self.kind, self.names = kind, names
+        self.others = (FULL, SLIDING) if slides else (FULL,)
 
     def read(self, official):
         config = official.config
         kinds = list(config.layer_types or [FULL] * config.num_hidden_layers)
-        if strange := sorted(set(kinds) - {self.kind, FULL}):
+        if strange := sorted(set(kinds) - {self.kind, *self.others}):
             raise ConversionError(f"config.json: layer_types names {strange[0]}, which this family does not have")
-        return {"sliding_window": None, "layer_types": kinds, **self._sizes(config)}
+        window = config.sliding_window if SLIDING in kinds else None
+        return {"sliding_window": window, "layer_types": kinds, **self._sizes(config)}
 
     def write(self, config, head):
         kinds = list(config.layer_types)
-        if strange := sorted(set(kinds) - {self.kind, FULL}):
-            raise NotExpressible("layer_types", f"{self.kind} and {FULL}", strange[0])
-        return {"layer_types": kinds, **self._sizes(config)}
+        if strange := sorted(set(kinds) - {self.kind, *self.others}):
+            raise NotExpressible("layer_types", " and ".join((self.kind, *self.others)), strange[0])
+        window = {"sliding_window": config.sliding_window} if SLIDING in kinds else {}
+        return {"layer_types": kinds, **window, **self._sizes(config)}
 
     def _sizes(self, config):
         return {name: getattr(config, name) for name in self.names} if self.kind in (config.layer_types or ()) else {}

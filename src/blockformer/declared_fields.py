@@ -64,10 +64,15 @@ def is_set(settings: Mapping[str, Any], name: str, values: Collection[str]) -> b
     return any(each in values for each in (value if isinstance(value, list) else [value])) if values else bool(value)
 
 
-def has_states(settings: Mapping[str, Any]) -> bool:
-    """Whether settings, in which the layer types may be a function of all, have layers that keep a state."""
+def layer_types_of(settings: Mapping[str, Any]) -> list[str]:
+    """The layer types of settings, in which they may be a function of all; empty where nothing says them."""
     types = settings.get("layer_types")
-    return not BLOCKS["layer_types"].keys().isdisjoint((types(settings) if callable(types) else types) or ())
+    return (types(settings) if callable(types) else types) or []
+
+
+def has_states(settings: Mapping[str, Any]) -> bool:
+    """Whether settings have layers that keep a state."""
+    return not BLOCKS["layer_types"].keys().isdisjoint(layer_types_of(settings))
 
 
 def _are_ours(is_ours: bool) -> list:

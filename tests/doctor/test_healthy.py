@@ -67,7 +67,9 @@ def saved(model, folder, way):
     model.save_pretrained(folder / "plain", max_shard_size="20KB" if way == "shards" else "5GB")
     if way in ("plain", "shards"):
         return folder / "plain"
-    type(model).from_pretrained(folder / "plain", dtype=getattr(torch, way)).save_pretrained(folder / way)
+    config = type(model.config).from_pretrained(folder / "plain")  # some families have the classes of others
+    again = type(model).from_pretrained(folder / "plain", config=config, dtype=getattr(torch, way))
+    again.save_pretrained(folder / way)
     return folder / way
 
 

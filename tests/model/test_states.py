@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 from accelerate import cpu_offload
 from pairs import assert_close, assert_gradients_close, token_ids
 from recurrences import assert_chunks_follow, assert_one_follows, assert_packed_texts_are_apart
@@ -23,6 +24,7 @@ from transformers import (
 )
 
 import blockformer
+from blockformer.model import states
 from blockformer.model.delta_rule import CHUNK, delta_rule_by_chunk, delta_rule_by_token, delta_rule_of_one
 
 STATE, CONV, SCAN, BOTH, FULL = "linear_attention", "conv", "state_space", "attention_and_state_space", "full_attention"
@@ -44,11 +46,18 @@ SIZES = {
 }
 QWEN = {"norm_weight": "zero_centered", "qk_norm": True, "attention_gate": True}
 PLAIN = {"layer_types": [FULL] * 3}
+SLIDING, WINDOWS = "sliding_attention", "windows next to states"
 LENGTH = 150  # more than two chunks
 OF_KIND = {
     STATE: {**STATES, **QWEN},
     CONV: {"layer_types": [CONV, FULL, CONV], "conv_L_cache": 3, "conv_bias": True},
     SCAN: {"layer_types": [SCAN, FULL, SCAN], **SCANS, "mamba_proj_bias": True},
+    WINDOWS: {
+        "layer_types": [STATE, SLIDING, FULL],
+        "sliding_window": 40,
+        **STATES,
+        "rope_layers": [False, True, False],
+    },
     BOTH: {"layer_types": [BOTH, FULL, BOTH], **SCANS, **FACTORS, "mamba_proj_bias": True},
 }
 
@@ -67,7 +76,7 @@ def model(kind=STATE, seed=0, **more):
     return a_model
 
 
-@pytest.fixture(params=[STATE, CONV, SCAN, BOTH])
+@pytest.fixture(params=[STATE, CONV, SCAN, BOTH, WINDOWS])
 def kind(request):
     return request.param
 
@@ -89,10 +98,15 @@ def official(name):
         settings = {**sizes, **STATES, "linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}}
         return OlmoHybridForCausalLM(OlmoHybridConfig(**settings))
     settings = {**SIZES, **STATES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    if name == "lara_mini":
+        if not hasattr(transformers, "LaraMiniConfig"):
+            pytest.skip(f"transformers {transformers.__version__} has no lara_mini")
+        settings |= {"layer_types": [STATE, SLIDING, FULL], "sliding_window": 40, "pad_token_id": 0}
+        return transformers.LaraMiniForCausalLM(transformers.LaraMiniConfig(**settings))
     return Qwen3NextForCausalLM(Qwen3NextConfig(**settings, mlp_only_layers=[1], pad_token_id=0))
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "olmo_hybrid", "lfm2", "bamba", "falcon_h1"])
+@pytest.fixture(scope="module", params=["qwen3_next", "olmo_hybrid", "lfm2", "bamba", "falcon_h1", "lara_mini"])
 def pair(request, tmp_path_factory):
     """A model of transformers', and ours that was converted from it."""
     torch.manual_seed(0)
@@ -261,12 +275,14 @@ def test_caches_that_do_not_fit_are_refused(kind):
         ValueError, match=r"\(DynamicCache\) keeps no state for layer 0: make it with DynamicCache\(config"
     ):
         a_model(ids, past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match=f"head_mask is not supported with layer_types of '{kind}'"):
+    first = a_model.config.layer_types[0]
+    with pytest.raises(ValueError, match=f"head_mask is not supported with layer_types of '{first}'"):
         a_model(ids, head_mask=torch.ones(3, 2))
-    other = model(CONV if kind != CONV else SCAN)
+    stranger = CONV if kind != CONV else SCAN
+    other = model(stranger, layer_types=[stranger, FULL, FULL if kind == WINDOWS else stranger])
     with pytest.raises(ValueError, match=r"holds a state of sizes \[.*\] for layer 0, whose sizes are \[.*\]: make it"):
         a_model(ids, past_key_values=other(ids, use_cache=True).past_key_values)
-    of_another = config(kind, layer_types=[a_model.config.layer_types[0]] * 2 + [FULL])
+    of_another = config(kind, layer_types=[first] * 2 + [FULL], sliding_window=None)
     if kind != BOTH:  # whose layers keep keys, too
         with pytest.raises(ValueError, match="past_key_values has no keys for layer 1: use DynamicCache"):
             a_model(ids, past_key_values=DynamicCache(config=of_another))
@@ -339,10 +355,6 @@ def test_a_convolution_goes_back_and_takes_drafts(prepares):
     [
         ({"layer_types": [STATE] * 3}, "add a layer of 'full_attention', whose keys count"),
         (
-            {"layer_types": [STATE, FULL, "sliding_attention"], "sliding_window": 4},
-            "not supported with sliding_window=4",
-        ),
-        (
             {"linear_num_value_heads": 3},
             r"linear_num_value_heads \(3\) is not a multiple of linear_num_key_heads \(2\)",
         ),
@@ -360,6 +372,13 @@ def test_a_convolution_goes_back_and_takes_drafts(prepares):
 def test_configs_that_cannot_be(fields, message):
     with pytest.raises(ValueError, match=message):
         config(**fields)
+
+
+def test_a_window_is_refused_where_the_library_mixes_up_masks(monkeypatch):
+    monkeypatch.setattr(states, "KNOWS_KEYS", False)
+    with pytest.raises(ValueError, match=r"makes wrong masks for a window next to them\. Install a newer release"):
+        config(WINDOWS)
+    assert config(STATE).sliding_window is None
 
 
 @pytest.mark.parametrize(
@@ -422,7 +441,8 @@ def test_prepared_models_leave_such_layers_as_they_are(kind):
     assert torch.equal(prepared.generate(ids, max_new_tokens=6, do_sample=False), text)
     kinds = [type(layer).__name__ for layer in prepared(ids, use_cache=True).past_key_values.layers]
     own = "LinearAttentionAndFullAttentionLayer" if kind == BOTH else "LinearAttentionLayer"
-    assert kinds == [own, "DynamicLayer", own]
+    usual = [own, "DynamicLayer", own]
+    assert kinds == ([own, "DynamicSlidingWindowLayer", "DynamicLayer"] if kind == WINDOWS else usual)
 
 
 @pytest.mark.slow
@@ -443,7 +463,7 @@ def test_a_state_is_as_large_as_its_layer_says(kind):
     for length in (1, 5, 70):
         layers = a_model(token_ids(1, length, vocab=97), use_cache=True).past_key_values.layers
         for layer, held in zip(a_model.model.layers, layers, strict=True):
-            if layer.layer_type == FULL:
+            if layer.layer_type in (FULL, SLIDING):
                 continue
             states = [getattr(held, name) for name in ("conv_states", "recurrent_states")]
             states = [each for part in states for each in (part.values() if isinstance(part, dict) else [part])]

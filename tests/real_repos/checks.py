@@ -18,6 +18,7 @@ from blockformer.conversion import convert
 from blockformer.files.config_file import with_floats
 
 from .record import Record, make, readable
+from .weights import config_class_of
 
 TEXTS = (
     "A small boat sails along the river.",
@@ -93,8 +94,10 @@ def load_official(record: Record, folder: Path) -> PreTrainedModel:
     kind = getattr(transformers, record.oracle_class)
     capped = record.config.get("attn_logit_softcapping") is not None
     settings: dict[str, Any] = {"attn_implementation": "eager"} if capped else {}
-    if record.todays:
-        settings["config"] = kind.config_class(**readable(record, entries_of(folder)))
+    entries = readable(record, entries_of(folder))
+    own = config_class_of(kind, entries)
+    if record.todays or own is not kind.config_class:
+        settings["config"] = own(**entries)
     return kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **settings).eval()
 
 

@@ -14,9 +14,15 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 Tensors = Mapping[str, Tensor]
 Spelling = Callable[[Tensors], Tensors]
+
+
+def config_class_of(kind: Any, entries: Mapping[str, Any]) -> Any:
+    """The configuration class of a model type, some of which have the model class of another."""
+    return CONFIG_MAPPING[known] if (known := entries.get("model_type")) in CONFIG_MAPPING else kind.config_class
 
 
 def random_weights(model_class: str, entries: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -24,7 +30,7 @@ def random_weights(model_class: str, entries: Mapping[str, Any]) -> dict[str, Te
     kind = getattr(transformers, model_class)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(entries))
-        config = kind.config_class.from_pretrained(folder)
+        config = config_class_of(kind, entries).from_pretrained(folder)
         config.dtype = torch.float32
         torch.manual_seed(0)
         model = kind(config).float()

@@ -18,7 +18,7 @@ from blockformer import adamw, optimizer_groups
 from blockformer.presets import PRESETS
 
 WITH_SINKS = {"gpt_oss", "flint", "granite_swa", "granitemoe_swa"}
-WITH_SINKS |= {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "apertus"}
+WITH_SINKS |= {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lara_mini", "olmo_hybrid", "apertus"}
 WITH_SINKS |= {"bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"}
 """Presets with attention sinks, or decays of a state or numbers of an activation, which decay by `Trainer`."""
 GUIDE = Path(__file__).parents[2] / "docs/training.md"

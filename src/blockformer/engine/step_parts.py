@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache, LinearAttentionCacheLayerMixin
 
 from ..model.attention import with_bias
 from ..model.layer import LayerInputs
@@ -40,6 +40,7 @@ class _Buffers(Cache):
         return self.length, 0
 
 
+@LinearAttentionCacheLayerMixin.register  # so that the library takes it for no layer with keys
 class State:
     """What a layer that keeps a state holds, in buffers: the last tokens before a convolution [B, D, W], and the state.
 

@@ -10,9 +10,10 @@ import math
 from typing import ClassVar
 
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional as F
-from transformers import DynamicCache
+from transformers import DynamicCache, masking_utils
 
 from .attention import LAYER_TYPES, refuse_backends
 from .axes import BLOCKS, axis, flag
@@ -22,9 +23,11 @@ from .positions import adds_to_scores, starts_of
 
 # What no test has together with these layers.
 WITHOUT_STATES = (
-    *("attention_type", "kv_lora_rank", "sliding_window", "pruned_heads", "linear_bits", "attn_logit_softcapping"),
+    *("attention_type", "kv_lora_rank", "pruned_heads", "linear_bits", "attn_logit_softcapping"),
     *("attention_sinks", "add_cross_attention", "bidirectional"),
 )
+# Older releases take a layer with a state for one with keys, and make the mask of all keys as long as a window.
+KNOWS_KEYS = hasattr(masking_utils, "find_first_full_attention_index")
 
 OWN_CACHE = "make it with DynamicCache(config=model.config)"
 
@@ -82,15 +85,18 @@ class StateLayer(nn.Module):
         what = f"layer_types names '{cls.kind}'"
         if not config.is_decoder:
             raise ValueError(f"{what}, which needs a decoder: a state only knows what came before.")
-        for name in WITHOUT_STATES:
+        for name in (*WITHOUT_STATES, *["sliding_window"] * cls.has_keys):
             if value := getattr(config, name):
                 raise ValueError(f"{what}, which is not supported with {name}={value!r}: leave {name} out.")
+        if config.sliding_window is not None and not KNOWS_KEYS:
+            why = f"transformers {transformers.__version__} makes wrong masks for a window next to them"
+            raise ValueError(f"{what}, and sliding_window is {config.sliding_window}: {why}. Install a newer release.")
         if adds_to_scores(config.position_type):
             fix = "use 'rotary', 'learned', 'sinusoidal' or 'none'"
             raise ValueError(f"{what}, which is not supported with position_type={config.position_type!r}: {fix}.")
         lacks_keys = not cls.has_keys and len({*config.layer_types}) == 1
         known = {*config.layer_types} & {*LAYER_TYPES, *BLOCKS["layer_types"]}  # others are refused as misspelt
-        if not known <= {cls.kind, "full_attention"} or lacks_keys:
+        if not known <= {cls.kind, *LAYER_TYPES} or lacks_keys:
             fix = "add a layer of 'full_attention', whose keys count a text's tokens, and no other type"
             raise ValueError(f"{what}: {fix}.")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ..declared_fields import has_states, is_idle
+from ..declared_fields import has_states, is_idle, layer_types_of
 from ..model.positions import adds_to_scores
 from ..model.states import WITHOUT_STATES
 from ..model.varied_attention import VARIED, WITHOUT_VARIED
@@ -21,7 +21,8 @@ def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
 
 def _may_keep_states(settings: Mapping[str, Any]) -> bool:
     is_alone = _has_plain_scores(settings) and not any(settings.get(name) for name in WITHOUT_STATES)
-    return is_alone or not has_states(settings)
+    slides = "sliding_attention" in layer_types_of(settings)
+    return (is_alone and slides is bool(settings.get("sliding_window"))) or not has_states(settings)
 
 
 def _may_vary(settings: Mapping[str, Any]) -> bool:
