@@ -132,7 +132,7 @@ class Reranker(Use):
 
     def sentence(self) -> str:
         names = [f"`{each}`" for each in self.tokens]
-        return f"the score of a pair is the logit of {' less that of '.join(reversed(names))} after its last token"
+        return f"the score of a pair is the logit of {' minus that of '.join(reversed(names))} after its last token"
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What the libraries around a model do with it: backends, recording, casting, loading, offload, LoRA, pipelines."""
 
 import copy
+import itertools
 import json
 import pickle
 import subprocess
@@ -699,6 +700,25 @@ def test_pipeline_from_a_folder(tmp_path, tiny_tokenizer):
     text = pipeline("text-generation", model=str(tmp_path))("def ", max_new_tokens=8, do_sample=False)
     ids = tiny_tokenizer("def ", return_tensors="pt").input_ids
     assert text[0]["generated_text"] == "def " + tiny_tokenizer.decode(greedy(ours, ids)[0, ids.shape[1] :])
+
+
+def test_a_bart_fills_masks_in_the_pipeline(tmp_path, tiny_tokenizer):
+    """transformers counts BART, mBART and MVP among the masked language models."""
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 64}
+    tokens = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0}
+    torch.manual_seed(0)
+    config = BartConfig(vocab_size=len(tokenizer), init_std=0.3, **sizes, **tokens)
+    BartForConditionalGeneration(config).save_pretrained(tmp_path / "src")
+    tokenizer.save_pretrained(tmp_path / "src")
+    blockformer.convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    text = ["def <mask>(heap, item):", "import <mask>"]
+    answers = (pipeline("fill-mask", model=str(tmp_path / name))(text) for name in ("src", "dst"))
+    for their, our in zip(*map(itertools.chain.from_iterable, answers), strict=True):
+        assert our["sequence"] == their["sequence"]
+        assert our["score"] == pytest.approx(their["score"], rel=1e-5)
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification"])

@@ -735,7 +735,7 @@ def test_verify_names_the_file_to_read(tmp_path):
             lambda repo: (repo / "with_blocks.py").write_text((repo / "with_blocks.py").read_text() + "import os\n"),
             "with_blocks.py is not as Blockformer writes it",
         ),
-        (lambda repo: (repo / "layer.py").write_text("import os\n"), "layer.py is not that of release"),
+        (lambda repo: (repo / "layer.py").write_text("import os\n"), "layer.py differs from release"),
         (lambda repo: (repo / "more.py").write_text("import os\n"), "'more.py' is not code of Blockformer"),
         (lambda repo: entries_with(repo, blocks={"layer.py": "0" * 64}), "blocks must name files of its author's"),
         (lambda repo: entries_with(repo, blocks={"../x.py": "0" * 64}), "blocks must name files of its author's"),

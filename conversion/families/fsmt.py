@@ -85,7 +85,7 @@ FAMILY = Family(
     },
     names=OwnEmbeddings(
         rules=rules_with_embeddings,
-        refused={"FSMTModel": "what it gives are logits already; take FSMTForConditionalGeneration"},
+        refused={"FSMTModel": "it returns logits already; use FSMTForConditionalGeneration"},
     ),
     settings=EncoderDecoderSettings(
         fields=FIELDS,

@@ -140,7 +140,7 @@ def test_of_a_repo_of_ours_and_from_the_command_line(tmp_path, capsys):
     assert not ended.value.code, told.err
     assert "a self-contained repo of a reranker" in told.out
     assert "scores at 200 pairs" in told.out
-    assert "`yes` less that of `no`" in (tmp_path / "dst/README.md").read_text()
+    assert "`yes` minus that of `no`" in (tmp_path / "dst/README.md").read_text()
     blockformer.conversion.export_folder(tmp_path / "dst", tmp_path / "exported")
     convert_reshaped(tmp_path / "exported", tmp_path / "again", topology="decoder")
     convert(tmp_path / "again", tmp_path / "back", to_official=True, verify=False)

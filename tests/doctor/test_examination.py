@@ -230,7 +230,7 @@ def test_no_config(tmp_path):
     assert "'module.'" in told(found)
     assert not found.is_mendable
     found = mend(tmp_path / "source", tmp_path / "out", tmp_path / "official")
-    assert "that of the other checkpoint is taken" in told(found)
+    assert "so the other checkpoint's is used" in told(found)
     assert stored(tmp_path / "out") == wanted
     assert entries_of(tmp_path / "out") == entries_of(tmp_path / "official")
 

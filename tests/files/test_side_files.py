@@ -42,6 +42,8 @@ TEXTS = {
     "NOTICE": "By somebody.\n",
     "USE_POLICY.md": "Do no harm.\n",
     "generation_config_for_summarization.json": '{"max_length": 142}\n',
+    "decision.json": '{"temperature": {"choice": 2.5}}\n',
+    "decision_template.jinja": "{{ state }} {{ question.instructions }}",
     "eval_results.json": '{"accuracy": 1}\n',
 }
 LEFT = {
@@ -86,7 +88,7 @@ def test_every_file_is_carried_kept_or_named(tmp_path, source):
         assert f"- {reason}: `" in card
         assert any(note.startswith(f"not carried, {reason}: ") for note in report.notes)
         assert all(f"`{name}`" in card for name in names)
-    for name in ("LICENSE.txt", "NOTICE", "USE_POLICY.md", "generation_config_for_summarization.json"):
+    for name in TEXTS.keys() - {"README.md", "eval_results.json"}:
         assert (tmp_path / "dst" / name).read_text() == TEXTS[name]
 
 

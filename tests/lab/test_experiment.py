@@ -133,7 +133,7 @@ def test_everything_wrong_is_told_at_once(tmp_path):
     told = str(refused.value)
     for problem in (
         "the experiment has no 'sedes'. Did you mean 'seeds'?",
-        "data: there is no file nowhere.txt",
+        "data: no such file: nowhere.txt",
         "data: sequence_length must be a positive integer, not 0",
         "data: held_out_share must be a positive number up to 0.5, not 0.9",
         "training has no 'learning_rat'. Did you mean 'learning_rate'?",
@@ -186,4 +186,4 @@ def test_configs_that_cannot_be_equal_are_all_named(tmp_path):
     told = str(refused.value)
     assert "num_hidden_layers=40: no intermediate_size gives it" in told
     assert "num_hidden_layers=50: no intermediate_size" in told
-    assert "fixed: intermediate_size is what is solved for equal parameters" in told
+    assert "fixed: intermediate_size is chosen so that parameters are equal" in told

@@ -122,7 +122,7 @@ def test_the_table_says_what_is_clear_and_what_is_not():
     assert "only if the interval does not contain 0." in text
     assert text.endswith("a note\n")
     alone = {group.name: group.reading for group in group_rows([each for each in rows() if each["seed"] == 1])}
-    assert alone["qk_norm=false"] == "one seed tells no spread"
+    assert alone["qk_norm=false"] == "one seed shows no spread"
     assert group_rows([each for each in rows() if each["variant"] != "base"])[0].reading == "no base to compare with"
 
 

@@ -172,7 +172,10 @@ def test_more_seeds_and_configs_join_what_is_there_and_another_experiment_does_n
     for change, told in (
         ({"budget": {"tokens": 700}}, "budget is ['tokens', 640] there and ['tokens', 700] here"),
         ({"data": {"max_bytes": 25_000}}, "text is"),
-        ({"axes": {}, "configs": {"qk_norm=false": {"qk_norm": "projection"}}}, "is of another config of this name"),
+        (
+            {"axes": {}, "configs": {"qk_norm=false": {"qk_norm": "projection"}}},
+            "belongs to another config of this name",
+        ),
     ):
         before = sorted(folder.rglob("*"))
         assert lab(write_experiment(tmp_path, **change), "--output", folder) == 1

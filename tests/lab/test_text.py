@@ -55,7 +55,7 @@ def test_without_the_package_a_data_set_is_refused(monkeypatch):
 def test_a_given_tokenizer_brings_its_vocabulary(tiny_tokenizer, tmp_path):
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
     path = write_experiment(tmp_path, data={"tokenizer": str(tmp_path / "tokenizer")}, base={"vocab_size": 300})
-    with pytest.raises(LabError, match="vocab_size is that of data: tokenizer"):
+    with pytest.raises(LabError, match="vocab_size comes from data: tokenizer"):
         read_experiment(path)
     path.write_text(path.read_text().replace("  vocab_size: 300\n", ""))
     experiment = read_experiment(path)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pairs import assert_close, left_padded, pair, token_ids
+from pairs import model as small_model
 from sizes import THREE_LAYERS
 from transformers import (
     DynamicCache,
@@ -300,6 +301,24 @@ def test_what_a_layer_reads_may_come_as_plain_tuples(family):
     ids, mask = left_padded(3, 9)
     found, wanted = (model(ids, attention_mask=mask).logits[mask.bool()] for model in (ours, theirs))
     assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "gpt2", "modernbert-decoder"])
+@torch.no_grad()
+def test_a_layer_can_be_repeated_by_what_quantizers_keep_of_its_call(family):
+    """Intel's GPTQ keeps the tensors and `position_embeddings`, and repeats each layer by them while it rounds."""
+    ours, calls = small_model(family), []
+
+    def keep(layer, args, given, output):
+        given = {k: v for k, v in given.items() if isinstance(v, torch.Tensor) or k == "position_embeddings"}
+        calls.append((layer, args, given, output))
+
+    for layer in ours.base_model.layers:
+        layer.register_forward_hook(keep, with_kwargs=True)
+    ids, mask = left_padded(3, 9)
+    ours(ids, attention_mask=mask, use_cache=False)
+    for layer, args, given, output in list(calls):
+        assert_close(layer(*args, **given), output)
 
 
 @pytest.mark.parametrize("residual", ["parallel", "parallel_shared_norm"])

@@ -148,5 +148,5 @@ def test_a_stand_in_is_nothing_else_s_code(computed, tmp_path):
     repo = shutil.copytree(folder / "rotary", tmp_path / "repo")
     shutil.copyfile(STAND_IN, repo / "attention.py")
     assert [each.partition(",")[0] for each in blockformer.verify(repo).problems["code"]] == [
-        f"attention.py is not that of release {blockformer.__version__}"
+        f"attention.py differs from release {blockformer.__version__}"
     ]

@@ -74,7 +74,7 @@ def test_a_part_that_only_some_configs_need_is_code_of_the_release(tmp_path):
     assert blockformer.upgrade(repo).is_ok
     assert json.loads((repo / "config.json").read_text())["blocks"]["states.py"] != 64 * "0"
     (repo / "states.py").write_text("import os\n")
-    assert "states.py is not that of release" in verify(repo).problems["code"][0]
+    assert "states.py differs from release" in verify(repo).problems["code"][0]
     (repo / "states.py").unlink()
     assert verify(repo).problems["code"] == ["states.py is missing"]
     edit(repo / "config.json", blocks={"attention.py": 64 * "0"})
@@ -124,13 +124,13 @@ def weights(folder, **changes):
 
 NORM = "model.norm.weight"
 FAULTS = {
-    "one byte of the code": ("code", flip, r"attention\.py is not that of release .*, from line 10 on"),
+    "one byte of the code": ("code", flip, r"attention\.py differs from release .*, from line 10 on"),
     "code that is missing": ("code", lambda f: (f / "rotary.py").unlink(), r"rotary\.py is missing"),
     "code beside it": ("code", lambda f: (f / "extra.py").write_text(""), r"'extra\.py' is not code of Blockformer"),
     "code in a folder": (
         "code",
         lambda f: ((f / "custom_generate").mkdir(), (f / "custom_generate/generate.py").write_text("")),
-        r"custom_generate/generate\.py is not that of release",
+        r"custom_generate/generate\.py differs from release",
     ),
     "code of another topology": (
         "code",
@@ -252,7 +252,7 @@ FAULTS = {
     "lines as on Windows": (
         "code",
         lambda f: (f / "attention.py").write_bytes((f / "attention.py").read_bytes().replace(b"\n", b"\r\n")),
-        r"attention\.py is not that of release .*: its lines end as on Windows; .* core\.autocrlf false",
+        r"attention\.py differs from release .*: its lines end as on Windows; .* core\.autocrlf false",
     ),
     "JSON twice": ("settings", lambda f: (f / "x.json").write_text('{"a": 1, "a": 2}'), "not valid JSON"),
     "a weight that is missing": ("weights", lambda f: weights(f, **{NORM: None}), "model.norm.weight is missing"),
@@ -411,7 +411,7 @@ def test_the_command_reports_and_its_status_tells(repo, capsys):
     with pytest.raises(SystemExit) as end:
         main(["verify", str(repo)])
     assert end.value.code == 1
-    assert "    attention.py is not that of release" in capsys.readouterr().out
+    assert "    attention.py differs from release" in capsys.readouterr().out
 
 
 def test_a_release_of_before_is_compared_with_its_manifest(repo, tmp_path, monkeypatch):

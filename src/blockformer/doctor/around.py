@@ -49,7 +49,7 @@ def around_weights(folder: Path, entries: Mapping[str, Any], rows: int | None, l
         findings += _of_special_tokens(tokens, settings, entries, generation)
         findings += _of_template(folder, tokens, settings)
     elif rows is not None and not any(folder.glob("*.model")) and not any(folder.glob("tokenizer*")):
-        findings.append(Finding("tokenizer", NOTE, "the folder has no tokenizer", "copy that of its base model"))
+        findings.append(Finding("tokenizer", NOTE, "the folder has no tokenizer", "copy its base model's tokenizer"))
     pad, eos = entries.get("pad_token_id"), entries.get("eos_token_id")
     if pad is not None and pad == eos:
         said = f"pad_token_id and eos_token_id are both {pad}: collators mask the end in training, and a classifier"

@@ -68,7 +68,7 @@ def examined(
     if not checkpoint.config and checkpoint.adapter is None and other is not None and other.config:
         checkpoint.config = dict(other.config)
         checkpoint.findings = [each for each in checkpoint.findings if each.kind != "config"]
-        said = "config.json is missing: that of the other checkpoint is taken"
+        said = "config.json is missing, so the other checkpoint's is used"
         checkpoint.findings.append(Finding("config", WARNING, said, "copy it", True))
     if checkpoint.adapter is not None and other is not None and other.tensors:
         options = replace(options, lora_scale=scale_of(checkpoint.adapter, os.fspath(source)))
@@ -156,7 +156,7 @@ def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], title: str)
         Finding(
             "config",
             WARNING,
-            f"config.json is not that of {title}: {told}{more}",
+            f"config.json differs from that of {title}: {told}{more}",
             "training rarely changes it: is this meant?",
             names=tuple(names),
         )

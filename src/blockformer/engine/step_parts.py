@@ -138,7 +138,7 @@ class LayersPart(nn.Module):
                 each.narrow(0, 0, states.shape[0] // self.beams) for each in (source_mask, *sources)
             )
             source_mask = source_mask.expand(-1, -1, self.beams, -1)
-        layer_inputs = LayerInputs({}, rotations, slot, source_mask)
+        layer_inputs = LayerInputs({}, {}, slot, source_mask)
         for index, layer in enumerate(self.layers):
             own = slice(2 * index, 2 * index + 2)
             cache: Cache = _Buffers(slot, length, buffers[own])
@@ -148,7 +148,8 @@ class LayersPart(nn.Module):
                 cache = _Caches(cache, *sources[own])
             states = _cut(states) if index else states
             source = None if source_mask is None else states  # any tensor: its keys and values are cached
-            states = layer.forward(states, source, mask, layer_inputs=layer_inputs, past_key_values=cache)
+            given = {"position_embeddings": rotations.get(layer.layer_type), "layer_inputs": layer_inputs}
+            states = layer.forward(states, source, mask, **given, past_key_values=cache)
         return states
 
 

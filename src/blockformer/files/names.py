@@ -62,7 +62,8 @@ OUR_FOLDERS = ("conversion", "custom_generate")
 """Folders of a repo that only ours have."""
 LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTABLE_USE)[\w.-]*", re.IGNORECASE)
 """Licences and what belongs to them; they travel with the weights."""
-GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
+GENERATION = re.compile(r"generation_config(_for_\w+)?\.json|decision(\.json|_template\.jinja)")
+"""The settings by which a model writes, or answers questions in the pipeline "decision" of transformers 5.24."""
 VERSIONED_TOKENIZER = re.compile(r"tokenizer\.[\w.-]+\.json")
 """A `tokenizer.json` from some release of transformers on, which `fast_tokenizer_files` of its settings names."""
 FURTHER_TEMPLATE = re.compile(r"additional_chat_templates/[^/]*\.jinja")

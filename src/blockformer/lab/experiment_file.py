@@ -189,7 +189,7 @@ class _Reader:
         """Files by a path or pattern, from the experiment's folder on."""
         found = sorted(str(path) for path in self.folder.glob(given)) if not Path(given).is_absolute() else [given]
         if not found or not Path(found[0]).exists():
-            self.problems.append(f"data: there is no file {given}")
+            self.problems.append(f"data: no such file: {given}")
         return found
 
     def _budget(self) -> tuple[str, float]:
@@ -231,7 +231,7 @@ class _Reader:
         if plain.data.tokenizer is None:
             return plain
         if "vocab_size" in self._mapping("base"):
-            self.problems.append("base: vocab_size is that of data: tokenizer; drop it")
+            self.problems.append("base: vocab_size comes from data: tokenizer; drop it")
         try:
             tokenizer = load_tokenizer(plain.data.tokenizer)
         except ValueError as error:
@@ -269,7 +269,7 @@ class _Reader:
             elif variant.name in ("base", *(other.name for other in kept)):
                 problem = "stands twice"
             elif plain.data.tokenizer is not None and "vocab_size" in variant.settings:
-                problem = "vocab_size is that of data: tokenizer"
+                problem = "vocab_size comes from data: tokenizer"
             else:
                 try:
                     if plain.config(variant.settings).to_dict() != base:

@@ -178,5 +178,5 @@ def _state(run: Run, folder: Path, is_sharded: bool, stack: contextlib.ExitStack
     if not row.exists():  # it may have been finished before the lock was ours
         return ""
     if json.loads(row.read_text(encoding="utf-8"))["config"] != config_of(run):
-        raise LabError(f"{row} is of another config of this name: name yours otherwise, or choose another --output")
+        raise LabError(f"{row} belongs to another config of this name: rename yours, or choose another --output")
     return "there already"

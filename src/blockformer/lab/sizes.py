@@ -64,7 +64,7 @@ def solve(
         return config
     name = "moe_intermediate_size" if config.num_experts else "intermediate_size"
     if name in settings:
-        raise ValueError(f"{name} is what is solved for equal {equal}: drop it, or set equal: nothing.")
+        raise ValueError(f"{name} is chosen so that {equal} are equal: drop it, or set equal: nothing.")
 
     def at(width: int) -> BlockformerDecoderConfig:
         other = copy.deepcopy(config)

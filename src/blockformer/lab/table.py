@@ -51,7 +51,7 @@ class Group:
         if self.beside_base is None:
             return "no base to compare with"
         if self.beside_base.margin is None:
-            return "one seed tells no spread"
+            return "one seed shows no spread"
         if not self.beside_base.is_clear:
             return "within the spread"
         return "better" if self.beside_base.estimate < 0 else "worse"

@@ -83,6 +83,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         "AutoModel": f"{_MODELS}Model",
         "AutoModelForPreTraining": f"{_MODELS}ForConditionalGeneration",
         "AutoModelForSeq2SeqLM": f"{_MODELS}ForConditionalGeneration",
+        "AutoModelForMaskedLM": f"{_MODELS}ForConditionalGeneration",  # BART is also one
         "AutoModelForSequenceClassification": f"{_MODELS}ForSequenceClassification",
         "AutoModelForQuestionAnswering": f"{_MODELS}ForQuestionAnswering",
     }

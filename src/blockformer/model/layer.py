@@ -171,19 +171,19 @@ class Layer(GradientCheckpointingLayer):
         attention_mask=None,
         distances=None,
         token_input=None,
+        position_embeddings=None,
         layer_inputs: LayerInputs | None = None,
         past_key_values=None,
         **kwargs,
     ):
         """States [B, T, C], encoder_hidden_states [B, S, C], token_input [B, T, P] -> [B, T, C]; more for attention."""
-        own = {self.layer_type: kwargs.pop("position_embeddings", None)}  # of a layer that is called by itself
-        layer_inputs = LayerInputs(*layer_inputs or ({}, own, None))  # libraries that move inputs make plain tuples
+        layer_inputs = LayerInputs(*layer_inputs or ({}, {}, None))  # libraries that move inputs make plain tuples
         hidden_states = self._norm("self_attn_input_norm", hidden_states)
         states = self._norm("self_attn_pre_norm", hidden_states)
         change = self.self_attn(
             hidden_states=states,
             attention_mask=attention_mask,
-            position_embeddings=layer_inputs.rotations.get(self.layer_type) if self.rotates else None,
+            position_embeddings=position_embeddings if self.rotates else None,
             distances=distances,
             places=layer_inputs.places,
             past_key_values=past_key_values,

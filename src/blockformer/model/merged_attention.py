@@ -58,6 +58,7 @@ class MergedLayer(Layer):
         attention_mask=None,
         distances=None,
         token_input=None,
+        position_embeddings=None,
         layer_inputs=None,
         **kwargs,
     ):
@@ -67,7 +68,8 @@ class MergedLayer(Layer):
                 "cross_attn_head_mask needs cross-attention, which merged_attention has not: leave it out."
             )
         kwargs |= {"layer_inputs": layer_inputs, "key_value_states": encoder_hidden_states}
-        return super().forward(hidden_states, None, attention_mask, distances, token_input, **kwargs)
+        given = (hidden_states, None, attention_mask, distances, token_input, position_embeddings)
+        return super().forward(*given, **kwargs)
 
 
 class MergedStack(Stack):

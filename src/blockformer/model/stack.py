@@ -185,18 +185,18 @@ class Stack(BlockformerPreTrainedModel):
 
     def run_layers(self, hidden_states, encoder_hidden_states, layer_inputs, named: dict):
         """Run the layers in turn. Only the states go by position, so a hook before a layer may return nothing else."""
-        whole, layer_inputs = layer_inputs, layer_inputs._replace(masks={}, distances=None, token_inputs=None)
+        plan, rest = layer_inputs, layer_inputs._replace(masks={}, rotations={}, distances=None, token_inputs=None)
         count = self.config.num_hidden_layers // self.passes if self.config.is_decoder else None  # fewer while drafting
         for index, layer in enumerate(list(self.layers)[:count]):  # any may be in a wrapper of the caller's
             kind = getattr(layer, "layer_type", None) or layer_type_of(self.config, index, self.is_causal)
-            own = None if whole.token_inputs is None else whole.token_inputs[:, :, getattr(layer, "layer_idx", index)]
-            given = {"encoder_hidden_states": encoder_hidden_states, "attention_mask": whole.masks[kind]}
-            given |= {"distances": whole.distances, "token_input": own}
+            own = None if plan.token_inputs is None else plan.token_inputs[:, :, getattr(layer, "layer_idx", index)]
+            given = {"encoder_hidden_states": encoder_hidden_states, "attention_mask": plan.masks[kind]}
+            given |= {"distances": plan.distances, "token_input": own, "position_embeddings": plan.rotations.get(kind)}
             # In reentrant checkpointing, what is given by name gets no gradient.
             learns = self.gradient_checkpointing and any(getattr(x, "requires_grad", False) for x in given.values())
             args, given = (given.values(), {}) if learns else ((), given)
             for _ in range(self.passes):
-                hidden_states = layer(hidden_states, *args, layer_inputs=layer_inputs, **given, **named)
+                hidden_states = layer(hidden_states, *args, layer_inputs=rest, **given, **named)
         return hidden_states
 
     def after_layers(self, hidden_states):

@@ -209,7 +209,7 @@ def _check_code(folder: Path, names: set[str], config: dict[str, Any], kind: typ
         if name not in wanted and not ("/" in name and name in manifest.files):
             found.add("code", f"{shown(name)} is not code of Blockformer: read it, or do not load the repo")
         elif found.files[name] not in (manifest.files[name], manifest.stand_ins.get(name)):
-            found.add("code", f"{name} is not that of release {version}{_place(folder, name, manifest)}")
+            found.add("code", f"{name} differs from release {version}{_place(folder, name, manifest)}")
 
 
 def _check_blocks(
