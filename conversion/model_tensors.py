@@ -1,16 +1,18 @@
 """The tensors of a model by their names and shapes, without building it, and which of them may stand for others."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
 from blockformer.files.errors import ConversionError, reason_of
 
 from .rules.groups import Group, targets_of
 from .rules.table import Rule, RuleTable
+from .rules.ties import check_tied
 from .storage import awq
 
 
@@ -51,6 +53,25 @@ def by_sources(names: Iterable[str], tied: Mapping[str, str]) -> dict[str, str]:
         source = tied.get(name, name)
         found[name if source in known or source in found else source] = name
     return found
+
+
+def without_copies(
+    names: Mapping[str, str], tied: Mapping[str, str], table: RuleTable, read: Callable[[str], Iterable[Tensor]]
+) -> dict[str, str]:
+    """A model's names of its weights without tied ones next to their source that a table has no place for.
+
+    Args:
+        names: name -> the one in the file, of `by_sources`.
+        tied: name -> source, of the model.
+        table: turns them into the other layout.
+        read: the name in the file -> elements in order, in parts.
+
+    Raises:
+        ConversionError: one that is left out is not equal to its source.
+    """
+    copies = {name: tied[name] for name in names if tied.get(name) in names and not table.makes(name)}
+    check_tied(read, [(names[name], names[source]) for name, source in copies.items()])
+    return {name: own for name, own in names.items() if name not in copies}
 
 
 def with_sources(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:

@@ -32,7 +32,7 @@ from .families.further import FIELD as FURTHER_LAYERS
 from .families.further import FURTHER
 from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
 from .families.registry import Family, family_by_name, family_for, family_of, twins_of
-from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
+from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources, without_copies
 from .origin import Origin, read_origin
 from .other_entries import carry_others, others_for
 from .rules.groups import Group, targets_of
@@ -228,7 +228,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     our_class = head.model_class
     shapes, tied, parameters = expected_tensors(our_class, config)
     pooler = unread_pooler(our_class, config)
-    stored = by_sources(checkpoint.tensors, tied)
+    stored = without_copies(by_sources(checkpoint.tensors, tied), tied, layout, checkpoint.parts)
     headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
     to_class = layout.plan(
         headers,

@@ -275,6 +275,18 @@ def test_saved_in_shards(tmp_path):
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path)), logits_of(ours))
 
 
+@pytest.mark.parametrize("variant", [None, "fp16"])
+@pytest.mark.parametrize("sizes", [("5GB", "100KB"), ("100KB", "5GB"), ("100KB", "200KB"), ("5GB", "5GB")])
+def test_a_save_over_another_leaves_only_its_own_weights(tmp_path, sizes, variant):
+    first, second = model(seed=0), model(seed=1)
+    for each, size, folder in ((first, sizes[0], "over"), (second, sizes[1], "over"), (second, sizes[1], "new")):
+        each.save_pretrained(tmp_path / folder, max_shard_size=size, variant=variant)
+    names = [{path.name for path in (tmp_path / folder).iterdir()} for folder in ("over", "new")]
+    assert names[0] == names[1]
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "over", variant=variant)
+    assert torch.equal(logits_of(again), logits_of(second))
+
+
 def test_the_body_loads_from_a_model_with_a_head_and_back(tmp_path):
     ours = model()
     ours.save_pretrained(tmp_path / "head")

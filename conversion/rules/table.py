@@ -170,6 +170,10 @@ class RuleTable:
         """Whether checkpoints may hold layers that are part of no model here."""
         return any(pattern.is_open for pattern in self._ignored)
 
+    def makes(self, name: str) -> bool:
+        """Whether one of the rules has a tensor of ours of this name."""
+        return any(pattern.match(name) is not None for _, targets in self._sides for pattern in targets)
+
     def further_layers(self, names: Iterable[str]) -> list[str]:
         """The tensors, out of some, that belong to such layers."""
         return [name for name in names if self._ignores(name, [each for each in self._ignored if each.is_open])]

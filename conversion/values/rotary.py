@@ -65,8 +65,17 @@ class RopeByLayerType(Rope):
 
     def read(self, official):
         rope, types = official.config.rope_parameters, set(official.config.layer_types)
-        if "rope_type" in rope:
+        if "rope_type" in rope and types.isdisjoint(rope):
             return super().read(official)
+        if "rope_type" in rope:
+            one, rest = (
+                ", ".join(shown(name) for name, value in rope.items() if isinstance(value, dict) is is_dict)
+                for is_dict in (True, False)
+            )
+            raise ConversionError(
+                f"config.json: rope_parameters need one dict for each layer type ({one}), and the official class does "
+                f"not read {rest} next to them: move these entries into the dicts, or remove them"
+            )
         for name in sorted(types):
             if rope[name].get("rope_type") != "proportional":
                 self.check_part(rope[name], f" of {name}")

@@ -14,6 +14,7 @@ from blockformer.doctor import diagnose
 from blockformer.summary import summarize
 
 from .oracles import (
+    assert_loads_as,
     assert_verified,
     edit_config,
     edit_tensors,
@@ -284,6 +285,30 @@ def test_ours_may_hold_only_the_head_too(tmp_path, name):
     for folder in ("tuned", "exported"):
         again = cls.from_pretrained(tmp_path / folder)
         assert_same_head(again, model)
+
+
+@pytest.mark.parametrize("name", ["llama", "bart", "t5"])
+def test_ours_may_hold_all_names_of_tied_tensors(tmp_path, name):
+    """As the state dict of a model has them, which torch.save and DeepSpeed write."""
+    model = official_folder(tmp_path / "src", name, tie_word_embeddings=True)
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    state = from_official(tmp_path / "ours").state_dict()
+    edit_tensors(tmp_path / "ours", lambda all_: state)
+    assert len(stored(tmp_path / "ours")) > len(stored(tmp_path / "src"))
+    assert blockformer.verify(tmp_path / "ours").is_ok
+    assert_verified(convert(tmp_path / "ours", tmp_path / "back", to_official=True))
+    assert_loads_as(tmp_path / "back", model)
+    for copy in [each for each in state if each.endswith(("decoder.embed_tokens.weight", "lm_head.weight"))]:
+        edit_tensors(tmp_path / "ours", lambda all_, copy=copy: {**state, copy: state[copy] + 1})
+        said = set()
+        for door in (
+            lambda: export_folder(tmp_path / "ours", tmp_path / "exported"),
+            lambda: convert(tmp_path / "ours", tmp_path / "again", to_official=True),
+        ):
+            with pytest.raises(ConversionError, match="ties these tensors, but the stored ones differ") as refused:
+                door()
+            said.add(str(refused.value).partition(":")[0])
+        assert len(said) == 1
 
 
 @pytest.mark.parametrize(

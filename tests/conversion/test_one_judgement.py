@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file, save_model
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
+from blockformer.summary import summarize
 
 from .oracles import edit_config, edit_tensors, entries_of, official_folder, stored
 
@@ -398,6 +399,25 @@ def test_a_rotation_without_a_base_is_refused_alike(tmp_path, family, entries):
     for door in (lambda: convert(tmp_path / "src", tmp_path / "dst"), lambda: from_official(tmp_path / "src")):
         with pytest.raises(ConversionError, match=r"rope_theta is null .*write the number"):
             door()
+
+
+def test_one_rotation_where_each_layer_type_has_its_own_is_refused_alike(tmp_path):
+    """The official class puts the usual rotations next to the entries, and reads only these."""
+    official_folder(tmp_path / "src", "gemma3_text", pad_token_id=0)
+    edit_config(tmp_path / "src", rope_parameters={"rope_type": "default", "rope_theta": 77.0})
+    said = set()
+    for door in (
+        lambda: convert(tmp_path / "src", tmp_path / "dst"),
+        lambda: from_official(tmp_path / "src"),
+        lambda: summarize(tmp_path / "src"),
+    ):
+        with pytest.raises(
+            ConversionError,
+            match=r"one dict for each layer type \(.*'sliding_attention'.* not read 'rope_type', 'rope_theta' next",
+        ) as refused:
+            door()
+        said.add(str(refused.value))
+    assert len(said) == 1
 
 
 MISFITS = {

@@ -129,14 +129,17 @@ def test_rotations_of_a_type_that_no_layer_has_are_left_out():
         blockformer.BlockformerDecoderConfig(**THREE_LAYERS, rope_parameters={**rope, "sliding": {}})
 
 
-def test_a_model_without_its_layers_of_one_type_loads_again(tmp_path):
+@pytest.mark.parametrize("gone", ["full_attention", "sliding_attention"])
+def test_a_model_without_its_layers_of_one_type_loads_again(tmp_path, gone):
     rope = {"full_attention": {"rope_theta": 500.0}, "sliding_attention": {}}
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     sizes = {"layer_types": types, "sliding_window": 4, "rope_parameters": rope, "initializer_range": 0.4}
     ours = BlockformerDecoderForCausalLM(BlockformerDecoderConfig(**THREE_LAYERS, **sizes)).eval()
-    del ours.model.layers[1]
-    ours.config.num_hidden_layers, ours.config.layer_types = 2, ["sliding_attention"] * 2
+    left = [layer for layer, layer_type in enumerate(types) if layer_type != gone]
+    ours.model.layers = torch.nn.ModuleList(ours.model.layers[layer] for layer in left)
+    ours.config.num_hidden_layers, ours.config.layer_types = len(left), [types[layer] for layer in left]
     ours.save_pretrained(tmp_path)
     again, ids = BlockformerDecoderForCausalLM.from_pretrained(tmp_path), token_ids(2, 20, vocab=97)
-    assert list(again.config.rope_parameters) == ["sliding_attention"]
+    assert list(again.config.rope_parameters) == ours.config.layer_types[:1]
+    assert again.config.sliding_window == (None if gone == "sliding_attention" else 4)
     assert_close(again(ids).logits, ours(ids, use_cache=False).logits)

@@ -117,10 +117,15 @@ def release_code(folder: Path, config: PretrainedConfig) -> dict[str, Path]:
 
 
 def written_entries(usual: Callable[..., dict], config: PretrainedConfig) -> dict[str, Any]:
-    """The entries of `config.json`, without fields of parts that are left out."""
+    """The entries of `config.json`, without fields of parts that are left out.
+
+    Where somebody has removed all layers that slide, their window goes too: a config that is read would refuse it.
+    """
     unused = left_out(config)
     parts = (part for part in type(config).__mro__ if part.__module__.rpartition(".")[2] in unused)
     names = {name for part in parts for name in part.__annotations__}
+    if "sliding_attention" not in config.layer_types:
+        names.add("sliding_window")
     return {name: value for name, value in usual(config).items() if name not in names}
 
 

@@ -17,6 +17,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import PreTrainedModel
 
+from ..files.names import weights_of
 from ..files.new_repo import check_whole
 from ..model.runtime import PACKAGE
 from . import repo_code
@@ -96,13 +97,18 @@ def save_pretrained(
 ) -> None:
     """transformers' `save_pretrained`, `usual`, whose `push_to_hub=True` uploads as `push_to_hub` does.
 
-    With it, `options` may hold `repo_id` (else the folder's name), `commit_message`, `commit_description`, `private`,
-    `revision` and `create_pr`.
+    Of an earlier save in the folder it leaves no weights that would be read in place of the new ones. With
+    `push_to_hub`, `options` may hold `repo_id` (else the folder's name), `commit_message`, `commit_description`,
+    `private`, `revision` and `create_pr`.
     """
     folder = Path(save_directory)
     hub = {name: options.pop(name) for name in HUB_OPTIONS if push_to_hub and name in options}
     before = _files_in(folder) if push_to_hub else {}
+    weights = [folder / name for name in weights_of(options.get("variant"), use_safetensors=True)[0]]
+    earlier = _times_of(weights)
     usual(model, folder, is_main_process=is_main_process, state_dict=state_dict, **options)
+    if is_main_process:
+        _remove_replaced(earlier, _times_of(weights))
     if push_to_hub and is_main_process:
         token = options.get("token")
         name = hub.pop("repo_id", folder.name)
@@ -111,6 +117,24 @@ def save_pretrained(
             _write_card(model, folder, repo_id, token)
             written = {name: file for name, file in _files_in(folder).items() if before.get(name) != file}
             _commit(written, repo_id, token, **hub)
+
+
+def _times_of(files: Iterable[Path]) -> dict[Path, int]:
+    """The time of the last change of each file that is there, in nanoseconds."""
+    return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
+
+
+def _remove_replaced(before: dict[Path, int], after: dict[Path, int]) -> None:
+    """Remove the single file of weights that shards have replaced, or the index of shards that one file has.
+
+    transformers removes the shards of an earlier save, but neither of these two, and reads the single file first.
+
+    Args:
+        before, after: the times of the two before the save and after it.
+    """
+    written = {path for path, time in after.items() if before.get(path) != time}
+    for path in after.keys() - written if written else ():
+        path.unlink()
 
 
 @contextmanager
