@@ -16,6 +16,8 @@ from transformers import (
     GenerationConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     StaticCache,
     TextStreamer,
 )
@@ -202,6 +204,49 @@ def test_a_conversation_goes_on_from_its_cache(windows):
     history = torch.cat([reply.sequences, second], dim=1)
     answer = text_of(ours, history, past_key_values=reply.past_key_values)
     assert torch.equal(answer, text_of(theirs, history))
+
+
+def outgrowing(folder):
+    """A Phi-3 of ours and transformers' with the same weights, whose frequencies are others beyond 16 tokens."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    rope |= {"short_factor": [1.0, 1.2, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+    sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    torch.manual_seed(0)
+    config = Phi3Config(**sizes, rope_parameters=rope, original_max_position_embeddings=16)
+    theirs = Phi3ForCausalLM(config).eval()
+    theirs.save_pretrained(folder)
+    return blockformer.from_official(folder).eval(), theirs
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 2}],
+    ids=["greedy", "beams", "static cache", "drafts"],
+)
+def test_a_text_that_outgrows_the_frequencies_of_its_keys_is_read_again(tmp_path, settings, prepared):
+    """From some length on all tokens turn by other frequencies, so cached keys are made anew, as in Phi-3's class."""
+    ours, theirs = outgrowing(tmp_path)
+    ours = ours.prepare_for_inference() if prepared else ours
+    ids, mask = left_padded(3, 9) if "prompt_lookup_num_tokens" not in settings else (token_ids(1, 9), None)
+    whole = {"num_beams": settings.get("num_beams", 1), "use_cache": False}
+    assert torch.equal(text_of(ours, ids, mask, **settings), text_of(theirs, ids, mask, **whole))
+
+
+def test_where_a_text_outgrows_its_keys_padding_does_not_count(tmp_path):
+    ours, _ = outgrowing(tmp_path)
+    ids, padding = token_ids(1, 9), torch.zeros(1, 5, dtype=torch.long)
+    mask = torch.cat((padding, torch.ones_like(ids)), dim=1)
+    written = text_of(ours, torch.cat((padding, ids), dim=1), mask)
+    assert torch.equal(written[:, 5:], text_of(ours, ids, use_cache=False))
+
+
+def test_a_conversation_outgrows_the_frequencies_of_its_cache(tmp_path):
+    ours, _ = outgrowing(tmp_path)
+    reply = text_of(ours, token_ids(1, 7, seed=1), steps=6, return_dict_in_generate=True)
+    history = torch.cat([reply.sequences, token_ids(1, 5, seed=2)], dim=1)
+    answer = text_of(ours, history, past_key_values=reply.past_key_values)
+    assert torch.equal(answer, text_of(ours, history, use_cache=False))
 
 
 def test_two_questions_share_the_cache_of_one_prompt():

@@ -22,6 +22,7 @@ from transformers.generation import (
 )
 
 from ..model.compat import CACHE
+from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..watched import Modules, is_watched, shows_cache, unknown_code
 from .attention import PreparedAttention, is_in_use
 from .choices import is_enabled
@@ -39,6 +40,7 @@ _KNOWN = {
 }  # fmt: skip
 # Methods of the library's loops that this one does not call: a prefix comes in by the first.
 _NOT_CALLED = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+_OF_DECODERS = BlockformerDecoderForCausalLM.prepare_inputs_for_generation  # for texts that outgrow their keys
 _LOOPS = ("_sample", "_beam_search")
 # What this loop does not know of the settings of a call, and of a config's, by which every call returns more.
 _UNKNOWN = (
@@ -125,10 +127,15 @@ class Decoding:
             raise OtherLoop("gradients are on" if torch.is_grad_enabled() else "autocast is on")
         for name in (*_LOOPS, *_NOT_CALLED):
             usual = getattr(GenerationMixin, name)
-            is_other = name in _NOT_CALLED and getattr(getattr(model, name), "__func__", None) is not usual
+            is_other = name in _NOT_CALLED and getattr(getattr(model, name), "__func__", None) not in (
+                usual,
+                _OF_DECODERS,
+            )
             if is_other or not _is_of_library(usual):
                 raise OtherLoop(f"{name} was replaced")
         call = Call(model, input_ids, named, self.by_graphs)
+        if call.may_outgrow_keys():
+            raise OtherLoop("the text may outgrow the frequencies that its first keys turn by ('longrope')")
         if self.steps is not None:
             self._find_steps(call)
         if call.watched is None and shows_cache(model):
@@ -240,6 +247,15 @@ class Call:
         self._past = 0
         if self.cache is not None:
             self._past = tokens_in(self.cache, model.get_decoder(), input_ids, named, is_late=by_graphs)
+
+    def may_outgrow_keys(self) -> bool:
+        """Whether cached keys may have to turn by other frequencies, which only the library's loop sees to."""
+        if not (switches := self.model.get_decoder().switches):
+            return False
+        mask = self._named.get("attention_mask")
+        is_fresh = not self._past and isinstance(mask, torch.Tensor) and mask.dim() == 2
+        begins = int(mask.sum(-1).max()) if is_fresh else self._past
+        return any(begins <= at < self.longest for at in switches)
 
     def by_model(self, beams: int = 1) -> "ModelStep":
         """Steps by the model's `forward`, with so many beams that share a source."""

@@ -19,12 +19,17 @@ from .positions import adds_to_scores, rotate
 
 
 def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
-    """The library's attention function "sdpa", and eager attention for what that has not."""
+    """The library's attention function "sdpa", and eager attention for what that has not. No probabilities."""
     mask, is_eager = attention_mask, "softcap" in kwargs or "s_aux" in kwargs
     if module.has_relative_terms and module.is_causal and any(each.requires_grad for each in (query, key, value)):
         # Where a token sees nothing, PyTorch's kernels take each of its probabilities for 1 in the backward pass.
         is_eager = bool((mask.amax(-1) <= torch.finfo(mask.dtype).min).any()) if is_readable(mask) else mask.size(0) > 1
-    return (causal_attention if is_eager else LIBRARY["sdpa"])(module, query, key, value, attention_mask, **kwargs)
+    if not is_eager:
+        return LIBRARY["sdpa"](module, query, key, value, attention_mask, **kwargs)
+    if attention_mask is None and kwargs.get("is_causal", module.is_causal) and query.shape[2] > 1:
+        # The queries are the first tokens: further keys are the empty room of a static cache.
+        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    return eager_attention_forward(module, query, key, value, attention_mask, **kwargs)[0], None
 
 
 # These models' own table. It includes everything that is registered for all models, or put into the library's table.
@@ -56,14 +61,6 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     probabilities = scores.softmax(dim=-1, dtype=wide).to(query.dtype)[..., : key.shape[2]]
     probabilities = F.dropout(probabilities, dropout, module.training)
     return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
-
-
-def causal_attention(module, query, key, value, attention_mask, **kwargs):
-    """Eager attention for what "sdpa" has not, causal where that is so without a mask. No probabilities."""
-    if attention_mask is None and kwargs.get("is_causal", module.is_causal) and query.shape[2] > 1:
-        # The queries are the first tokens: further keys are the empty room of a static cache.
-        attention_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-    return eager_attention_forward(module, query, key, value, attention_mask, **kwargs)[0], None
 
 
 def with_bias(config, attention_mask, bias, places=None):

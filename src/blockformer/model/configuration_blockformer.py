@@ -201,16 +201,9 @@ class BlockformerConfig(
         written, defaults = super().to_diff_dict(), {name: each.default for name, each in axes(type(self)).items()}
         return {name: value for name, value in written.items() if defaults.get(name, True) or value != defaults[name]}
 
-    @classmethod
-    @by_package
-    def from_dict(cls, config_dict, **kwargs):
-        """A config of the entries of a `config.json`, as the library makes it."""
-        return super().from_dict(config_dict, **kwargs)
-
-    @classmethod
-    @by_package
-    def _dict_from_json_file(cls, json_file):
-        return super()._dict_from_json_file(json_file)
+    # An annotation would make a field of each.
+    from_dict = classmethod(by_package(PretrainedConfig.from_dict.__func__))  # type: ignore[var-annotated]
+    _dict_from_json_file = classmethod(by_package(PretrainedConfig._dict_from_json_file.__func__))  # type: ignore[var-annotated]
 
     @by_package
     def to_json_file(self, json_file_path, use_diff: bool = True):

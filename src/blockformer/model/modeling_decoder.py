@@ -149,6 +149,15 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             if depth == len(self.model.layers):
                 self.config.num_hidden_layers = depth
 
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # whose arguments `generate` looks up
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        """As in the library; a text that outgrows the frequencies of its cached keys is read again from the start."""
+        cache, positions = kwargs.get(CACHE), kwargs.get("position_ids")
+        if self.model.switches and cache is not None and positions is not None and (past := cache.get_seq_length()):
+            is_outgrown = any(positions[:, :past].max() < at <= positions.max() for at in self.model.switches)
+            kwargs |= {CACHE: None, "next_sequence_length": None} if is_outgrown else {}
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)
+
     def _get_candidate_generator(self, generation_config, *args, **kwargs):
         if getattr(generation_config, "use_mtp", None):
             return MultiTokenDrafts(self, generation_config, kwargs["logits_processor"])

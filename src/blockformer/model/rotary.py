@@ -126,6 +126,7 @@ class RotaryPositions(ComputedPositions):
         self.rope = rope if layer_type is None else rope.get(layer_type, {})
         check_rope(self.rope, self.head_dim)  # once more: they may have been set by hand
         self.rope_type, self.attention_scaling, self.query_growth = self.rope["rope_type"], 1.0, config.query_growth
+        self.switches_at = self.rope["original_max_position_embeddings"] if self.rope_type == "longrope" else None
         self._set_frequencies(torch.get_default_device())
 
     def compute_frequencies(self):
@@ -139,8 +140,8 @@ class RotaryPositions(ComputedPositions):
         compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], self.config, torch.device("cpu"))
         with torch.device("cpu"):
             frequencies, self.attention_scaling = compute(layer_type=self.layer_type)
-            if self.rope_type == "longrope":
-                long, _ = compute(layer_type=self.layer_type, seq_len=self.rope["original_max_position_embeddings"] + 1)
+            if self.switches_at is not None:
+                long, _ = compute(layer_type=self.layer_type, seq_len=self.switches_at + 1)
                 frequencies = torch.stack((frequencies, long))
         return frequencies
 
@@ -155,9 +156,8 @@ class RotaryPositions(ComputedPositions):
             longer = (position_ids.max() + 1).clamp(min=trained) / trained
             stretch = (rope["factor"] * longer - (rope["factor"] - 1)) ** (size / (size - 2))
             return self._frequencies_of(rope["rope_theta"] * stretch, position_ids.device)
-        if self.rope_type == "longrope":
-            trained = self.rope["original_max_position_embeddings"]
-            return torch.where(position_ids.max() >= trained, self.inv_freq[1], self.inv_freq[0])
+        if self.switches_at is not None:
+            return torch.where(position_ids.max() >= self.switches_at, self.inv_freq[1], self.inv_freq[0])
         return self.inv_freq
 
     def forward(self, hidden_states, position_ids):

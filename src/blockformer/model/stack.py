@@ -59,6 +59,8 @@ class Stack(BlockformerPreTrainedModel):
         self.embedding_norm = make_norm(config, width) if config.embedding_norm else None
         self.embed_projection = None if width == config.hidden_size else nn.Linear(width, config.hidden_size)
         self.rotary_emb = rotations(config) if rotations else None
+        # Positions from which on a text turns by other frequencies, from its beginning.
+        self.switches = [at for part in self.modules() if (at := getattr(part, "switches_at", None)) is not None]
         shared = None if config.relative_bias_per_layer else biases or distances
         self.relative_bias: Any = shared(config, bidirectional=not is_causal) if shared else None
         self.has_distances = distances is not None
@@ -222,8 +224,7 @@ class Stack(BlockformerPreTrainedModel):
         columns, first = (places, 0) if is_mask else (slice(None), past)  # a mask may cover a static cache's empty room
         positions = places[None] if is_token is None else counted_positions(is_token, columns, own, first)
         if not fits:
-            one = positions.shape[0] == 1 and not is_mask
-            check_positions(self.config, positions, positions.shape, longest if one else None)
+            check_positions(self.config, positions, positions.shape, None if is_mask or len(positions) > 1 else longest)
         return positions
 
     def _uses_cache(self, use_cache, past_key_values) -> bool:
