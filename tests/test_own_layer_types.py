@@ -240,7 +240,7 @@ def test_an_own_convolution_takes_drafts():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"sliding_window": 4}, "layer_types names 'gated_recurrence', which is not supported with sliding_window=4"),
+        ({"sliding_window": 4}, "sliding_window is set but layer_types has no 'sliding_attention'"),
         ({"layer_types": [OWN] * 3}, "add a layer of 'full_attention', whose keys count a text's tokens"),
         ({"layer_types": [OWN, FULL, "conv"]}, "and no other type"),
         ({"bidirectional": True}, "not supported with bidirectional=True"),
