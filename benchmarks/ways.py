@@ -104,7 +104,7 @@ def _encoding() -> dict[str, tuple]:
 
 
 def _translating(vocab_size: int, size: Size) -> dict[str, tuple]:
-    """Greedy text of one source and of four."""
+    """Greedy text of one source, of two and of four."""
 
     def written(rows: int) -> Work:
         ids = torch.randint(1, vocab_size - 1, (rows, 64))
@@ -116,4 +116,4 @@ def _translating(vocab_size: int, size: Size) -> dict[str, tuple]:
 
         return run
 
-    return {f"greedy, {rows} x 64": (written(rows), 64, rows) for rows in (1, 4)}
+    return {f"greedy, {rows} x 64": (written(rows), 64, rows) for rows in (1, 2, 4)}

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from blockformer.engine import choices, linear
-from blockformer.engine.choices import AS_FOUR, IN_PARTS, ONEDNN, PACKED, WIDENED
+from blockformer.engine.choices import IN_PARTS, ONEDNN, PACKED, WIDENED
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -50,7 +50,7 @@ AMD, INTEL, OTHER = "vendor_id : AuthenticAMD\nflags : avx2", "vendor_id : Genui
 
 
 @pytest.mark.parametrize(("processor", "instructions", "faster"), [
-    (AMD, "AVX512", {(IN_PARTS, F32), (ONEDNN, F32), (PACKED, F32), (AS_FOUR, F32), (PACKED, BF16), (WIDENED, F16)}),
+    (AMD, "AVX512", {(IN_PARTS, F32), (ONEDNN, F32), (PACKED, F32), (PACKED, BF16), (WIDENED, F16)}),
     (AMD, "AVX2", {(IN_PARTS, F32), (ONEDNN, F32), (PACKED, F32), (WIDENED, F16), (WIDENED, BF16)}),
     (INTEL, "AVX512", {(PACKED, BF16)}),
     (INTEL, "AVX2", {(WIDENED, F16), (WIDENED, BF16)}),
@@ -61,5 +61,5 @@ def test_what_is_faster_on_a_processor(processor, instructions, faster, monkeypa
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     assert {way for way, answer in choices._faster_here().items() if answer} == faster
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    by_onednn = {way for way in faster if way[0] in (ONEDNN, PACKED, AS_FOUR)}
+    by_onednn = {way for way in faster if way[0] in (ONEDNN, PACKED)}
     assert {way for way, answer in choices._faster_here().items() if answer} == faster - by_onednn

@@ -41,7 +41,6 @@ def is_exported() -> bool:
 
 
 IN_PARTS, ONEDNN, PACKED, WIDENED = "few rows in parts", "oneDNN's matmul", "packed weights", "by way of float32"
-AS_FOUR = "packed weights, two rows as four"
 
 
 def _faster_here() -> dict[tuple[str, torch.dtype], bool]:
@@ -61,7 +60,6 @@ def _faster_here() -> dict[tuple[str, torch.dtype], bool]:
         (ONEDNN, torch.float32): is_other and has_onednn,
         (PACKED, torch.float32): is_other and has_onednn,
         (PACKED, torch.bfloat16): is_wide and has_onednn,
-        (AS_FOUR, torch.float32): is_other and is_wide and has_onednn,
         (WIDENED, torch.bfloat16): instructions == "AVX2",
         (WIDENED, torch.float16): instructions in ("AVX2", "AVX512") and not has_half,
     }

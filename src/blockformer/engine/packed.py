@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..model.latent_attention import LatentAttention
 from ..model.stack import Stack
 from ..watched import is_plain_linear, is_transformed
-from .choices import AS_FOUR, PACKED, is_enabled, is_exported, is_faster
+from .choices import PACKED, is_enabled, is_exported, is_faster
 from .linear import by_onednn, is_dense
 
 # Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).
@@ -26,9 +26,6 @@ _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 17}
 # The number of rows that a layout of oneDNN's is for. In float32 the one for a single row is slower than this one, with
 # any number.
 _ROWS = {torch.bfloat16: 1, torch.float32: 16}
-# Up to two rows of a weight of so many numbers, which oneDNN multiplies more slowly than four. By hand: of 512 x 512 it
-# is as fast either way, and three rows are no faster as four.
-_FOUR, _MOST_AS_FOUR, _LEAST_AS_FOUR = 4, 2, 1 << 19
 _REFUSED = "a packed weight cannot be written to: call prepare_for_training() first, which makes it plain."
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _GIVES_ARRAY: set = {torch.Tensor.numpy, torch.Tensor.__array__}
@@ -198,12 +195,7 @@ class PackedLinear(nn.Linear):
         return type(self.weight) is PackedWeight
 
     def _product(self, states, numbers):
-        rows = states.shape[:-1].numel()
-        is_short = rows <= _MOST_AS_FOUR and self.in_features * self.out_features >= _LEAST_AS_FOUR
         try:
-            if is_short and is_faster(AS_FOUR, numbers.dtype):
-                four = F.pad(states.reshape(rows, -1), (0, 0, 0, _FOUR - rows))
-                return by_onednn(four, numbers, self.bias)[:rows].view(*states.shape[:-1], -1)
             return by_onednn(states, numbers, self.bias)
         except RuntimeError:  # of states that do not fit: PyTorch's own words say why
             return F.linear(states, self.weight.plain(), self.bias)
@@ -228,7 +220,8 @@ def pack_weights(model) -> None:
 
     Layers with a wrapper or a hook stay as they are; so do those whose weight is an embedding's, too, or of a dtype
     that gains nothing by packing on this processor. In float32 a decoder gains nothing: it writes one text at a time,
-    and a single row is multiplied as fast by a plain weight.
+    and a single row is multiplied as fast by a plain weight. One thread multiplies a single row more slowly by a packed
+    one, so with one thread an encoder-decoder stays plain, too.
     """
     _let_go(model)
     if not is_enabled() or not gains(model):
@@ -279,9 +272,10 @@ def gains(model) -> bool:
 
 
 def _writes_one_text(model) -> bool:
-    """Whether a model is a decoder that writes, so that most of its products have one row."""
+    """Whether what a model writes one text at a time counts most: of a decoder, and with one thread of every model."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    return not model.config.is_encoder_decoder and any(stack.is_causal for stack in stacks)
+    is_one = not model.config.is_encoder_decoder or torch.get_num_threads() == 1
+    return is_one and any(stack.is_causal for stack in stacks)
 
 
 def are_packable(modules) -> bool:
