@@ -101,7 +101,7 @@ REFUSED = {
     "cross-attention": ({"add_cross_attention": True}, "is not supported with add_cross_attention=True"),
     "states": (
         {"layer_types": [SLIDING, FULL, "conv", FULL], "num_shared_kv_layers": 1},
-        "layer_types names 'conv', which is not supported",
+        r"is not supported with layer_types=\[.*'conv'.*\]: leave one of the two out",
     ),
     "positions": ({"position_type": "learned", "rope_parameters": None}, "with position_type='learned': use 'rotary'"),
     "widths": ({"intermediate_sizes": [48, 48]}, "must list a positive integer for each of the 4 layers"),
