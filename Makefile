@@ -78,7 +78,7 @@ bench-pages: $(READY) ## what the README and the benchmarks show, on an idle mac
 bench-full: $(READY) ## the same with every size and context
 	$(BIN)/python benchmarks/run.py --full $(BENCH_ARGS)
 
-versions: $(READY) ## the parity, generation and remote-code tests on transformers 5.5, 5.10.4 and the newest
+versions: $(READY) ## the parity, generation and remote-code tests on transformers 5.5, 5.10.4, 5.23.0 and the newest
 	$(BIN)/python scripts/versions.py $(QUICK)
 
 clients: $(READY) ## other people's tools on our models and on transformers' own (CLIENTS="peft onnx" for some)

@@ -58,6 +58,10 @@ WRAPPED_HEAD = (
 TYPES_BY_NAME = "PEFT: it only knows the attention of Llama, Mistral and GPT-2, by their model types"
 LONGER_LOGITS = "PEFT: prompts lengthen the logits, but not the labels"
 OTHER_HEADS = "PEFT: it assumes that a head has hidden_size / heads channels, which need not be so in T5"
+FORMER_NAME = (
+    "PEFT: 0.21 looks for an argument `past_key_values`, which the classes of transformers 5.24 call `cache`; ours "
+    "take both names"
+)
 FUSED = "transformers: its GPT-2 has queries, keys and values in one tensor, and this method is not linear"
 WRONG_BATCH = "ValueError: Expected input batch_size (56) to match target batch_size (40)."
 WRONG_LABELS = "ValueError: pass 56 int64 labels, one per prediction, not 40 of torch.int64."
@@ -78,6 +82,10 @@ TOOLS = (
     ),
     Accepted("peft", "prompt tuning", ("bert-tokens",), LONGER_LOGITS, ours=WRONG_LABELS, theirs=WRONG_BATCH),
     Accepted("peft", "p-tuning", ("bert-tokens",), LONGER_LOGITS, ours=WRONG_LABELS, theirs=WRONG_BATCH),
+    Accepted(
+        "peft", "prefix tuning", ("llama-classifier", "gpt2-classifier", "bert-classifier", "bert-tokens"), FORMER_NAME,
+        theirs="ValueError: Model does not support past key values which are required for prefix tuning.",
+    ),
     Accepted(
         "peft", "prefix tuning", ("t5",), OTHER_HEADS,
         theirs="RuntimeError: Sizes of tensors must match except in dimension 2. Expected size 16 but got size 64",
