@@ -46,6 +46,23 @@ def test_each_number_of_rows_has_its_matmul(faster, monkeypatch):
     assert torch.equal(small(torch.ones(1, 64)), F.linear(torch.ones(1, 64), small.weight, small.bias))
 
 
+@torch.no_grad()
+def test_a_graph_has_the_plain_matmul(monkeypatch):
+    """One graph, of any number of rows: where it is traced, no number of threads and no size is asked for."""
+    faster_here(monkeypatch, (IN_PARTS, F32), (ONEDNN, F32))
+    layer = nn.Linear(256, 1024)
+    layer.__class__ = linear.QuickLinear
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
+    shape = {"states": {0: torch.export.Dim("rows", min=2, max=4096)}}
+    exported = torch.export.export(layer, (torch.randn(9, 256),), dynamic_shapes=shape, strict=False).module()
+    for rows in (3, 5, 100):
+        states = torch.randn(rows, 256)
+        expected = F.linear(states, layer.weight, layer.bias)
+        assert torch.equal(compiled(states), expected)
+        assert torch.equal(exported(states), expected)
+
+
 AMD, INTEL, OTHER = "vendor_id : AuthenticAMD\nflags : avx2", "vendor_id : GenuineIntel\nflags : avx512_fp16", ""
 
 

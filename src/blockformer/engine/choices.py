@@ -12,15 +12,18 @@ def is_switched_on() -> bool:
     return os.environ.get("BLOCKFORMER_FAST", "1") != "0"
 
 
+def is_seen() -> bool:
+    """Whether this thread traces a graph, where sizes may be symbols, or one of PyTorch's dispatch modes is active."""
+    return torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def is_enabled() -> bool:
     """Whether fast paths are allowed: not with BLOCKFORMER_FAST=0, nor where somebody else looks at the operators.
 
     That is who traces a graph, counts operations (PyTorch's dispatch modes) or replaces functions (its function modes)
     in this thread; what other threads do says nothing.
     """
-    if not is_switched_on() or torch.compiler.is_dynamo_compiling():
-        return False
-    return not torch.jit.is_tracing() and torch._C._len_torch_dispatch_stack() == 0 and not _replaces_functions()
+    return is_switched_on() and not (is_seen() or torch.jit.is_tracing() or _replaces_functions())
 
 
 def _replaces_functions() -> bool:

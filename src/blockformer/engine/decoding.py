@@ -126,11 +126,8 @@ class Decoding:
         if torch.is_grad_enabled() or torch.is_autocast_enabled(self._device):
             raise OtherLoop("gradients are on" if torch.is_grad_enabled() else "autocast is on")
         for name in (*_LOOPS, *_NOT_CALLED):
-            usual = getattr(GenerationMixin, name)
-            is_other = name in _NOT_CALLED and getattr(getattr(model, name), "__func__", None) not in (
-                usual,
-                _OF_DECODERS,
-            )
+            usual, own = getattr(GenerationMixin, name), getattr(getattr(model, name), "__func__", None)
+            is_other = name in _NOT_CALLED and own not in (usual, _OF_DECODERS)
             if is_other or not _is_of_library(usual):
                 raise OtherLoop(f"{name} was replaced")
         call = Call(model, input_ids, named, self.by_graphs)

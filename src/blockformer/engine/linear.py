@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ..model.awq_linear import ABOVE, QuantizedLinear, raised
 from ..watched import is_transformed
-from .choices import IN_PARTS, ONEDNN, WIDENED, is_enabled, is_faster
+from .choices import IN_PARTS, ONEDNN, WIDENED, is_enabled, is_faster, is_seen
 from .few_rows import MOST_ROWS, as_rows, computed_once, rows_of
 
 # Into how many parts a weight is cut, by hand, and how many numbers it has at least: putting less together takes longer
@@ -89,6 +89,8 @@ class QuickLinear(nn.Linear):
 
     def _matmul(self, states) -> Callable | None:
         """Another matmul than PyTorch's own, if that is faster for these states."""
+        if is_seen():
+            return None
         weight, inputs, rows = self.weight, self.in_features, states.numel() // self.in_features
         size, learned = inputs * self.out_features, (states, weight, self.bias)
         learns = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in learned)
@@ -99,7 +101,8 @@ class QuickLinear(nn.Linear):
         else:
             gains, way = rows * size >= _LEAST_WORK, ONEDNN
         # What costs more to find out comes last. The error of states that do not fit is PyTorch's own.
-        if not (gains and is_faster(way, weight.dtype) and can_multiply(states, weight)) or states.shape[-1] != inputs:
+        may = gains and is_faster(way, weight.dtype) and can_multiply(states, weight)
+        if not may or states.shape[-1:] != (inputs,):
             return None
         return {WIDENED: _widened, IN_PARTS: in_parts, ONEDNN: _Product.apply if learns else by_onednn}[way]
 

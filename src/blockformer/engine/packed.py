@@ -21,7 +21,7 @@ from ..watched import is_plain_linear, is_transformed
 from .choices import PACKED, is_enabled, is_exported, is_faster
 from .linear import by_onednn, is_dense
 
-# Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py).
+# Weights below which a call of oneDNN takes longer than the product (benchmarks/thresholds.py), in float32 for one row.
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 17}
 # The number of rows that a layout of oneDNN's is for. In float32 the one for a single row is slower than this one, with
 # any number.
@@ -272,7 +272,7 @@ def gains(model) -> bool:
 
 
 def _writes_one_text(model) -> bool:
-    """Whether what a model writes one text at a time counts most: of a decoder, and with one thread of every model."""
+    """Whether one row at a time counts most: in a decoder that writes, and with one thread in an encoder-decoder."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     is_one = not model.config.is_encoder_decoder or torch.get_num_threads() == 1
     return is_one and any(stack.is_causal for stack in stacks)
